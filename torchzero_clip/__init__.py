@@ -1,4 +1,4 @@
-"""torchzero_clip: a chain of small transforms is an optimizer."""
+"""torchzero_clip: optimizers for PyTorch that are chains of small transforms."""
 
 import typing
 
@@ -56,7 +56,7 @@ from torchzero_clip.published import named
 from torchzero_clip.releasing import release
 from torchzero_clip.scheduling import schedule
 
-if typing.TYPE_CHECKING:  # else when they are asked for: `_elsewhere`
+if typing.TYPE_CHECKING:  # `_lazy_imports` imports these names on first use
     from torchzero_clip.recovering import Back, Recover
     from torchzero_clip.study import Recorder, Simulation, Trace, simulate
 

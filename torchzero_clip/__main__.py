@@ -20,18 +20,21 @@ from torchzero_clip.published import NAMES, instead_of, links_of
 
 WIDTH = 100
 public = partial(getattr, torchzero_clip)
-BASES = ("AdaptiveRule", "Criterion")  # of which rules are made
-COMMANDS = {  # the function that has the lines of each, in a module that nothing else needs
+BASES = ("AdaptiveRule", "Criterion")
+"""Base classes in `modules`, which are no rules themselves."""
+COMMANDS = {
     "simulate": "study.simulate_command:command",
     "lab": "study.lab.lab_command:command",
     "audit": "audit.audit_command:audit_command",
     "audit-clip": "audit.audit_command:audit_clip_command",
 }
+"""The function that yields the lines of each command; its module is imported on first use."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print what was asked for; an unknown name ends in a sentence and exit code 2."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Print what the arguments ask for; an unknown name ends in an error and exit code 2."""
+    if arguments is None:
+        arguments = sys.argv[1:]
     if arguments and arguments[0] in COMMANDS:
         for line in command(arguments[0])(arguments[1:]):
             print(line, flush=True)
@@ -46,14 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("name", nargs="?", help="show this rule or function, not the list of all")
     parser.add_argument("--version", action="version", version=torchzero_clip.__version__)
     parser.add_argument("--source", action="store_true", help="print NAME as a file of plain torch")
-    given = parser.parse_args(arguments)
-    name = given.name
+    options = parser.parse_args(arguments)
+    name = options.name
     kinds = (type, FunctionType)
     shown = [n for n in torchzero_clip.__all__ if isinstance(public(n), kinds)]
     known = {n.lower(): n for n in shown}
     if name is not None and name not in NAMES and name not in shown:
         name = next((n for n in NAMES if n == name.lower()), known.get(name.lower(), name))
-    if given.source and name in NAMES:
+    if options.source and name in NAMES:
         from torchzero_clip.source import SourceError
 
         try:
@@ -61,33 +64,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except SourceError as error:
             parser.error(str(error))
         return
-    if given.source and (name is None or name in shown):
+    if options.source and (name is None or name in shown):
         parser.error(f"--source takes a name that named(...) knows, such as lamb, got {name!r}")
     if name in NAMES:
         print("\n".join(recipe(name)))
         return
     if name is not None and name not in shown:
         parser.error(f"there is no {name!r}: {instead_of(name, *known.values())}")
-    print("\n".join(everything() if name is None else one(name)))
+    print("\n".join(everything() if name is None else details(name)))
 
 
 def command(word: str) -> Callable[[Sequence[str]], Iterator[str]]:
-    """What prints the lines of a command, from the arguments behind its word."""
+    """Return the function of a command, which yields lines for the arguments after the word."""
     module, _, name = COMMANDS[word].partition(":")
-    found: Callable[[Sequence[str]], Iterator[str]]
-    found = getattr(importlib.import_module(f"torchzero_clip.{module}"), name)
-    return found
+    function: Callable[[Sequence[str]], Iterator[str]]
+    function = getattr(importlib.import_module(f"torchzero_clip.{module}"), name)
+    return function
 
 
 def everything() -> Iterator[str]:
-    """What is installed, and the rules by folder."""
+    """Yield the versions that are installed, and the rules by folder."""
     yield from table([("torchzero_clip", torchzero_clip.__version__), *surroundings()])
     folders: dict[str, list[tuple[str, str]]] = {}
     for name in torchzero_clip.__all__:
-        where = getattr(public(name), "__module__", "").split(".")
-        if inspect.isclass(public(name)) and where[1:2] == ["modules"] and name not in BASES:
+        path = getattr(public(name), "__module__", "").split(".")
+        if inspect.isclass(public(name)) and path[1:2] == ["modules"] and name not in BASES:
             criterion = issubclass(public(name), torchzero_clip.Criterion)
-            folder = "Criteria, for AdaptiveClip" if criterion else where[2].capitalize()
+            folder = "Criteria, for AdaptiveClip" if criterion else path[2].capitalize()
             folders.setdefault(folder, []).append((name, summary(public(name))))
     for folder in sorted(folders):
         yield from ("", folder, *table(folders[folder]))
@@ -97,7 +100,7 @@ def everything() -> Iterator[str]:
 
 
 def surroundings() -> Iterator[tuple[str, str]]:
-    """Python, torch and the devices it can use."""
+    """Yield the versions of Python and torch, and the devices that torch can use."""
     yield "python", platform.python_version()
     yield "torch", torch.__version__
     yield "cpu", f"{torch.get_num_threads()} threads"
@@ -108,17 +111,17 @@ def surroundings() -> Iterator[tuple[str, str]]:
 
 
 def table(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Two columns; the second goes on below itself where the line is full."""
-    wide = max([len(left) for left, _ in rows if len(left) < WIDTH // 2], default=0) + 4
+    """Yield the lines of a table with two columns; text in the second column is wrapped."""
+    indent = max([len(left) for left, _ in rows if len(left) < WIDTH // 2], default=0) + 4
     for left, right in rows:
-        lines = textwrap.wrap(right, WIDTH - wide) or [""]
-        beside = [] if len(left) > wide - 4 else [lines.pop(0)]
-        yield f"  {left:<{wide - 2}}{''.join(beside)}".rstrip()
-        yield from (" " * wide + line for line in lines)
+        lines = textwrap.wrap(right, WIDTH - indent) or [""]
+        first = lines.pop(0) if len(left) <= indent - 4 else ""
+        yield f"  {left:<{indent - 2}}{first}".rstrip()
+        yield from (" " * indent + line for line in lines)
 
 
-def one(name: str) -> Iterator[str]:
-    """A signature and its docstring."""
+def details(name: str) -> Iterator[str]:
+    """Yield the signature and the docstring of a public name."""
     yield from signature(name, public(name))
     live = getattr(public(name), "live", ())
     if isinstance(live, tuple) and live:
@@ -127,7 +130,7 @@ def one(name: str) -> Iterator[str]:
 
 
 def recipe(name: str) -> Iterator[str]:
-    """A published method: its arguments, the links of its chain with their formulas, its source."""
+    """Yield a published method: its arguments, the links of its chain, and its reference."""
     about, _, reference = (inspect.getdoc(NAMES[name]) or "").partition("\n\nReference:\n")
     yield from signature(name, NAMES[name])
     yield from ("", about, "")
@@ -137,23 +140,23 @@ def recipe(name: str) -> Iterator[str]:
 
 
 def source_of(chain: torchzero_clip.Chain) -> str:
-    """A chain as a file of plain torch."""
+    """Return the text of a file of plain torch for a chain."""
     return torchzero_clip.Modular([torch.nn.Parameter(torch.zeros(1))], chain).to_source()
 
 
 def signature(name: str, value: Callable[..., object]) -> list[str]:
-    """A name and its arguments, without types."""
+    """Return the lines of a name and its arguments, without types."""
     parameters = inspect.signature(value).parameters.values()
     bare = inspect.Signature([p.replace(annotation=p.empty) for p in parameters])
     return textwrap.wrap(f"{name}{bare}", WIDTH, subsequent_indent=" " * (len(name) + 1))
 
 
 def summary(value: object) -> str:
-    """The first line of a docstring."""
+    """Return the first line of a docstring."""
     return (inspect.getdoc(value) or "").partition("\n")[0]
 
 
 if __name__ == "__main__":
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal may lack the arrows of formulas
+        sys.stdout.reconfigure(errors="replace")  # a terminal may not support arrows in formulas
     main()

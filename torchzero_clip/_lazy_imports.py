@@ -1,4 +1,4 @@
-"""Names not imported yet, or never: what writes files, recorded runs, optimizers of torch."""
+"""Attributes of the package that are imported on first use, and hints for names it lacks."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from typing import Any
 
 import torch
 
-STUDY = ("Recorder", "Simulation", "Trace", "simulate")  # of a run that is recorded, as few are
-RECOVERING = ("Back", "Recover")  # nor do many go back
-SHOWN = {"sgd": {"momentum": 0.9}}  # where a chain with the defaults would lack its main link
+STUDY = ("Recorder", "Simulation", "Trace", "simulate")
+RECOVERING = ("Back", "Recover")
+SHOWN = {"sgd": {"momentum": 0.9}}
+"""Arguments for the chain in a hint: with its defaults, this chain would lack its main link."""
 
 
 def __dir__() -> list[str]:
-    """What is there, and what will be when it is asked for."""
+    """List the attributes of the package, including those that are imported on first use."""
     return sorted({*vars(sys.modules["torchzero_clip"]), *STUDY, *RECOVERING, "source"})
 
 
 def __getattr__(name: str) -> Any:
-    """`source` and what stands in `study` or `recovering`; for `from torchzero_clip import AdamW` a
-    sentence.
+    """Import an attribute on first use, or raise an error that says what to write instead.
 
-    An ImportError, since of an AttributeError the statement keeps no word.
+    The name of an optimizer, as in `from torchzero_clip import AdamW`, raises an ImportError,
+    because the import statement drops the message of an AttributeError.
     """
-    if name == "source":  # large, and needed by `to_source` alone
+    if name == "source":  # only `to_source` needs this large package
         return importlib.import_module("torchzero_clip.source")
     if name in STUDY:
         return getattr(importlib.import_module("torchzero_clip.study"), name)
@@ -34,8 +35,8 @@ def __getattr__(name: str) -> Any:
 
     known = {key.replace("_", ""): key for key in NAMES}
     key = known.get(name.replace("_", "").lower())
-    theirs = isinstance(getattr(torch.optim, name, None), type) and name != "Optimizer"
-    if key is None and not theirs:
+    in_torch = isinstance(getattr(torch.optim, name, None), type) and name != "Optimizer"
+    if key is None and not in_torch:
         raise AttributeError(f"module 'torchzero_clip' has no attribute {name!r}")
     if key is None:
         raise ImportError(

@@ -1,4 +1,4 @@
-"""Batch norm for weights for evaluation: its statistics are of other weights."""
+"""Batch norm statistics for averaged weights, whose running statistics are not known."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from torch.optim.swa_utils import update_bn
 def fresh_batch_norm(
     model: Module, loader: Iterable[Any], device: torch.device | None = None
 ) -> Iterator[None]:
-    """Batch norm whose running statistics are those of the weights as they are, while it lasts.
+    """Recompute the running statistics of batch norm for the current weights, inside a context.
 
-    The batches are passed through the model by `torch.optim.swa_utils.update_bn`; at the end of the
-    context all buffers are what they were.
+    `torch.optim.swa_utils.update_bn` passes the batches through the model. At the end of the
+    context all buffers get their former values back.
 
     Args:
-        model: A model; one without batch norm stays as it is.
-        loader: Batches, or tuples and lists whose first entry is one.
-        device: Where they are brought first, if anywhere.
+        model: The model. A model without batch norm is not changed.
+        loader: An iterable of batches. A batch is a tensor, or a tuple or list whose first element
+            is the input of the model.
+        device: The device to which batches are moved first. By default they are not moved.
 
     Example:
         >>> import torch
@@ -34,12 +35,12 @@ def fresh_batch_norm(
         >>> with opt.averaged(), fresh_batch_norm(model, loader):
         ...     out = model.eval()(torch.randn(64, 10))
     """
-    buffers = list(model.buffers())  # a batch may change those of other layers as well
-    kept = [buffer.clone() for buffer in buffers]
+    buffers = list(model.buffers())  # all of them, because a batch may change other buffers too
+    former = [buffer.clone() for buffer in buffers]
     try:
         update_bn(loader, model, device)
         yield
     finally:
         with torch.no_grad():
-            for buffer, before in zip(buffers, kept, strict=True):
+            for buffer, before in zip(buffers, former, strict=True):
                 buffer.copy_(before)

@@ -1,8 +1,8 @@
 """torch's functions that clip gradients, with torch's arguments and exact norms.
 
-`from torchzero_clip.compat import clip_grad_norm_, clip_grad_value_` takes the place of the same
-line with `torch.nn.utils`, and every call stays right. So do `get_total_norm` and
-`clip_grads_with_norm_`, the two halves of the first.
+`from torchzero_clip.compat import clip_grad_norm_, clip_grad_value_` replaces the same import from
+`torch.nn.utils`, and no call has to change. The module also has `get_total_norm` and
+`clip_grads_with_norm_`, which are the two halves of `clip_grad_norm_`.
 """
 
 from __future__ import annotations
@@ -40,26 +40,29 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Clip the norm of all gradients together, as `torch.nn.utils.clip_grad_norm_` does.
 
-    The norm is exact: it neither overflows nor loses small entries, it is whole where parameters
-    are shards, and gradients within the limit keep every bit. If gradients are sharded, or with
-    `process_group`, all ranks must call it, as with torch's function.
+    The norm is exact. It does not overflow, it does not lose small elements, and it covers all
+    shards of sharded parameters. Gradients whose norm is within the limit stay bitwise identical.
+    If gradients are sharded, or if `process_group` is given, all ranks must call this function, as
+    with torch's function.
 
     Args:
-        parameters: One tensor, or an iterable of them.
+        parameters: A parameter, or an iterable of parameters.
         max_norm: The largest norm allowed.
-        norm_type: Which norm: any number, also negative, or "inf"; 0 counts the entries that are
-            not zero, where torch counts such tensors.
-        error_if_nonfinite: Raise where torch does: also where powers of the entries overflow though
-            their norm would not. This waits for the device.
-        foreach: Taken for torch's sake; there is one implementation.
-        process_group: Processes that hold other parameters of the same model, the stages of a
-            pipeline: the norm is that of all.
-        grad: Where gradients are, if not in `.grad`, as for `Modular`: "main_grad", or a function.
+        norm_type: The order of the norm: any number, including negative ones, or "inf". 0 counts
+            the elements that are not zero, whereas torch counts tensors that are not zero.
+        error_if_nonfinite: Whether to raise RuntimeError if the norm is NaN or infinite. As in
+            torch, it also raises if powers of the elements overflow although the norm would not.
+            This synchronizes with the device.
+        foreach: Ignored. torch's function has this argument; here there is one implementation.
+        process_group: The processes that have other parameters of the same model, such as the
+            stages of a pipeline. The norm then covers the parameters of all these processes.
+        grad: The place of gradients that are not in `.grad`: the name of an attribute such as
+            "main_grad", or a function, as for `Modular`.
 
     Returns:
-        The norm before clipping, a 0-dim tensor on the device and of the dtype of the gradients;
-        a DTensor, as from torch, where all gradients are sharded over one mesh and no
-        `process_group` is given, but one that is whole on every rank.
+        The norm before clipping, a 0-dim tensor with the device and the dtype of the gradients. If
+        all gradients are sharded over one mesh and there is no `process_group`, it is a DTensor, as
+        in torch, but every rank has the whole norm.
 
     Example:
         >>> import torch
@@ -68,13 +71,15 @@ def clip_grad_norm_(
         >>> model(torch.randn(64, 10)).square().mean().backward()
         >>> total = compat.clip_grad_norm_(model.parameters(), 1.0)
     """
-    params, order = listed(parameters), float(norm_type)
+    params = listed(parameters)
+    order = float(norm_type)
     if not params and isinstance(parameters, types.GeneratorType):
         warn("`parameters` is an empty generator, no gradient clipping will occur.")
     place = GradPlace(grad)
     grads = [g for g in map(place.of, params) if g is not None]
     if not grads and process_group is not None:
-        params = grads = [_nothing(params)]  # the others wait for the norm of what is here
+        grads = [_empty_parameter(params)]  # the other processes wait for the norm of this one
+        params = grads
         place = USUAL
     if not grads:
         return torch.tensor(0.0)
@@ -87,13 +92,14 @@ def clip_grad_norm_(
 def clip_grad_value_(
     parameters: Params, clip_value: float, foreach: bool | None = None, *, grad: Where = "grad"
 ) -> None:
-    """Clamp every entry of the gradients, as `torch.nn.utils.clip_grad_value_` does.
+    """Clamp every element of the gradients, as `torch.nn.utils.clip_grad_value_` does.
 
     Args:
-        parameters: One tensor, or an iterable of them.
+        parameters: A parameter, or an iterable of parameters.
         clip_value: The largest magnitude allowed.
-        foreach: Taken for torch's sake; there is one implementation.
-        grad: Where gradients are, if not in `.grad`, as for `Modular`: "main_grad", or a function.
+        foreach: Ignored. torch's function has this argument; here there is one implementation.
+        grad: The place of gradients that are not in `.grad`: the name of an attribute such as
+            "main_grad", or a function, as for `Modular`.
 
     Example:
         >>> import torch
@@ -114,16 +120,17 @@ def get_total_norm(
 ) -> Tensor:
     """Return the exact norm of all tensors together, as `torch.nn.utils.get_total_norm` does.
 
-    If tensors are sharded, all ranks must call it, as with torch's function.
+    If tensors are sharded, all ranks must call this function, as with torch's function.
 
     Args:
-        tensors: One tensor, or an iterable of them: gradients, not parameters.
-        norm_type: Which norm, as in `clip_grad_norm_`.
-        error_if_nonfinite: Raise where torch does, as in `clip_grad_norm_`.
-        foreach: Taken for torch's sake; there is one implementation.
+        tensors: A tensor, or an iterable of tensors. Pass gradients, not parameters.
+        norm_type: The order of the norm, as in `clip_grad_norm_`.
+        error_if_nonfinite: Whether to raise RuntimeError if the norm is NaN or infinite, as in
+            `clip_grad_norm_`.
+        foreach: Ignored. torch's function has this argument; here there is one implementation.
 
     Returns:
-        The norm, as `clip_grad_norm_` returns it.
+        The norm, in the form in which `clip_grad_norm_` returns it.
 
     Example:
         >>> import torch
@@ -149,15 +156,16 @@ def clip_grads_with_norm_(
     *,
     grad: Where = "grad",
 ) -> None:
-    """Clip gradients whose norm is known, as `torch.nn.utils.clip_grads_with_norm_` does.
+    """Clip gradients by a norm that is known, as `torch.nn.utils.clip_grads_with_norm_` does.
 
     Args:
-        parameters: One tensor, or an iterable of them.
+        parameters: A parameter, or an iterable of parameters.
         max_norm: The largest norm allowed.
-        total_norm: The norm, as `get_total_norm` gives it; gradients within the limit by it keep
-            every bit.
-        foreach: Taken for torch's sake; there is one implementation.
-        grad: Where gradients are, if not in `.grad`, as for `Modular`: "main_grad", or a function.
+        total_norm: The norm, as `get_total_norm` returns it. If it is within the limit, the
+            gradients stay bitwise identical.
+        foreach: Ignored. torch's function has this argument; here there is one implementation.
+        grad: The place of gradients that are not in `.grad`: the name of an attribute such as
+            "main_grad", or a function, as for `Modular`.
 
     Example:
         >>> import torch
@@ -184,9 +192,10 @@ def _clip(
     process_group: Any,
     place: GradPlace,
 ) -> Tensor:
-    """Clip by the rule; returns the norm of this order before."""
-    given = order, error_if_nonfinite, process_group, place
-    units, norm, total = _measured(rule, params, grads, *given)
+    """Clip the gradients by the rule, and return the norm of this order before clipping."""
+    units, norm, total = _measured(
+        rule, params, grads, order, error_if_nonfinite, process_group, place
+    )
     rule.apply(units, decide(rule, norm, {}, units.live(), units))
     return total
 
@@ -201,7 +210,11 @@ def _measured(
     process_group: Any = None,
     place: GradPlace = USUAL,
 ) -> tuple[Units, Tensor, Tensor]:
-    """The gradients as units, their norm of this order as units have it, and as torch gives it."""
+    """Measure the gradients.
+
+    Returns:
+        The gradients as units, the norm of each unit, and the norm in the form of torch's function.
+    """
     units = rule.units(buckets_of(rule, params, process_group, place))
     norm = units.norm() if order >= 0 else _negative(units)
     total = norm[0].to(grads[0].device, _dtype_of(grads))
@@ -215,7 +228,7 @@ def _measured(
 
 
 def _on_mesh(total: Tensor, grads: list[Tensor]) -> Tensor:
-    """The norm as torch gives it: of gradients that all lie on one mesh, a DTensor there."""
+    """Return the norm as torch does: as a DTensor if all gradients are sharded over one mesh."""
     layouts = {layout_of(g) for g in grads}
     meshes = [layout.mesh for layout in layouts if layout is not None]
     if len(meshes) < len(layouts) or any(mesh != meshes[0] for mesh in meshes):
@@ -228,26 +241,27 @@ def _on_mesh(total: Tensor, grads: list[Tensor]) -> Tensor:
 def _holder(grad: Tensor) -> Tensor:
     """Return a parameter with this gradient, in the memory of the gradient.
 
-    A gradient that is Partial, as tensor parallelism leaves it, is summed over the ranks first.
+    A Partial gradient, which tensor parallelism produces, is first summed over the ranks.
     """
-    made = summed(grad.detach())
-    made.grad = made.detach()
-    return made
+    holder = summed(grad.detach())
+    holder.grad = holder.detach()
+    return holder
 
 
-def _nothing(params: list[Tensor]) -> Tensor:
-    """A parameter without entries, whose gradient has the norm 0."""
-    made = params[0].new_empty(0) if params else torch.empty(0)
-    made.grad = torch.empty_like(made)
-    return made
+def _empty_parameter(params: list[Tensor]) -> Tensor:
+    """Return a parameter without elements, whose gradient has the norm 0."""
+    empty = params[0].new_empty(0) if params else torch.empty(0)
+    empty.grad = torch.empty_like(empty)
+    return empty
 
 
 def _dtype_of(grads: list[Tensor]) -> torch.dtype:
+    """Return the dtype of the norm, for gradients that may have several dtypes."""
     return functools.reduce(torch.promote_types, [g.dtype for g in grads]).to_real()
 
 
 def _negative(units: Units) -> Tensor:
-    """‖x‖₋ₚ = 1 / ‖1/x‖ₚ, for the p that the units are measured by."""
+    """Return ‖x‖₋ₚ = 1 / ‖1/x‖ₚ, where p is the order of the units' norm."""
     inverses = [
         g.to(torch.promote_types(g.dtype, torch.float64)).reciprocal()
         for bucket in units.buckets
@@ -257,7 +271,7 @@ def _negative(units: Units) -> Tensor:
 
 
 def _finite(total: Tensor, order: float) -> bool:
-    """Whether torch's norm is finite: Σ|x|ᵖ must neither overflow nor, for p < 0, vanish."""
+    """Return whether torch's norm is finite: Σ|x|ᵖ may not overflow, nor vanish if p < 0."""
     if not math.isfinite(order) or order == 0:
         return bool(total.isfinite())
     power = total.to(torch.promote_types(total.dtype, torch.float32)) ** order

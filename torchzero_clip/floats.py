@@ -1,4 +1,4 @@
-"""Floats: the metrics of a step as numbers on the host."""
+"""The metrics of a step as Python numbers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 GUARD = ("skipped", "consecutive", "why")
-KEEPS = {"norm": "amax", "limit": "amin", **dict.fromkeys(GUARD, "amax")}  # others the mean
-"""How several values become one, by the last part of a name."""
+KEEPS = {"norm": "amax", "limit": "amin", **dict.fromkeys(GUARD, "amax")}
+"""The reduction of several values to one, by the last part of the metric's name; else the mean."""
 
 
 @overload
@@ -21,13 +21,17 @@ def to_floats(
     metrics: Mapping[str, Any], *, single: bool = False
 ) -> dict[str, float | list[float]]: ...
 def to_floats(metrics: Mapping[str, Any], *, single: bool = False) -> Any:
-    """The metrics as numbers and lists of numbers, with one transfer from the device.
+    """Convert metrics to floats and lists of floats, with a single transfer from the device.
 
     Args:
-        metrics: What `metrics()` gives.
-        single: One number for each list, as most loggers want: the largest norm, the smallest
-            limit, and the mean of all else, so that "clipped" is the share that was. A list without
-            an entry is left out.
+        metrics: The dict that `metrics()` of an optimizer returns.
+        single: Whether to reduce each list to one number, as most loggers require. A list of norms
+            becomes the largest norm, and a list of limits the smallest limit. Other lists become
+            their mean, so "clipped" becomes the fraction that was clipped. Empty lists are
+            skipped.
+
+    Returns:
+        A dict with the same names as `metrics`.
 
     Example:
         >>> import torch
@@ -42,19 +46,19 @@ def to_floats(metrics: Mapping[str, Any], *, single: bool = False) -> Any:
     """
     if not isinstance(metrics, Mapping):
         raise TypeError(f"to_floats: takes what metrics() gives, a dict, got {metrics!r}")
-    rows = {name: torch.as_tensor(x, dtype=torch.float64) for name, x in metrics.items()}
+    values = {name: torch.as_tensor(x, dtype=torch.float64) for name, x in metrics.items()}
     if single:
-        rows = {name: _as_one(name, row) for name, row in rows.items() if row.numel()}
-    homes = [row.device for row in rows.values() if row.device.type != "cpu"]
-    home = homes[0] if homes else torch.device("cpu")
-    flat = [row.reshape(-1).to(home) for row in rows.values()]
+        values = {name: _reduced(name, x) for name, x in values.items() if x.numel()}
+    devices = [x.device for x in values.values() if x.device.type != "cpu"]
+    device = devices[0] if devices else torch.device("cpu")
+    flat = [x.reshape(-1).to(device) for x in values.values()]
     numbers = iter(torch.cat(flat).tolist() if flat else ())
-    read = {name: list(itertools.islice(numbers, row.numel())) for name, row in rows.items()}
-    return {name: read[name] if row.dim() else read[name][0] for name, row in rows.items()}
+    lists = {name: list(itertools.islice(numbers, x.numel())) for name, x in values.items()}
+    return {name: lists[name] if x.dim() else lists[name][0] for name, x in values.items()}
 
 
-def _as_one(name: str, row: Tensor) -> Tensor:
-    """One number for a vector, as a Recorder has it."""
-    kind = KEEPS.get(name.rpartition("/")[2], "mean")
-    made: Tensor = getattr(row, kind)()
-    return made
+def _reduced(name: str, values: Tensor) -> Tensor:
+    """Return one number for the values of a metric, by the reduction that a Recorder uses too."""
+    reduction = KEEPS.get(name.rpartition("/")[2], "mean")
+    number: Tensor = getattr(values, reduction)()
+    return number

@@ -1,4 +1,4 @@
-"""Stand-alone helpers: one call between `loss.backward()` and `optimizer.step()`."""
+"""Functions that change gradients in place, between `loss.backward()` and `optimizer.step()`."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ from torchzero_clip.optimizer.keys import GroupKeys
 
 Params: TypeAlias = "Tensor | Iterable[Tensor]"
 R = TypeVar("R", bound=Transform)
+RULES_KEPT = 64
+"""The number of rules, and of bound rules, that are kept for later calls."""
 PLAIN_DTYPES = (torch.float32, torch.float64)
-"""Those that a helper divides as they are: others are computed with in a wider one."""
+"""The dtypes in which a helper divides gradients; other dtypes are converted to a wider one."""
 
 
 @torch.no_grad()
@@ -56,22 +58,26 @@ def clip_grad_norm_(
     min_norm: float | None = None,
     error_if_nonfinite: bool = False,
 ) -> Tensor:
-    """Clip the norm of every gradient; with dim="global" what torch's own function does.
+    """Clip the norm of each gradient in place, or with dim="global" the norm of all gradients.
+
+    With dim="global" it clips the same norm as torch's own function.
 
     Args:
-        params: One tensor, or an iterable of them.
-        max_norm: The largest norm allowed; may be None when `min_norm` is given.
-        ord: Which norm: a number, or "l1", "linf", "std", "mad" and the like.
-        dim: What is measured together: None each gradient, an int or several each slice along these
-            dims, "global" all at once. Where it is left out it is None, with a warning if there are
-            several, which torch's own function measures at once.
-        inverse_dims: Take all dims except those given.
-        min_size: Units of fewer elements are left alone.
-        min_norm: Scale smaller norms up to this one; zeros stay.
-        error_if_nonfinite: Raise when the total norm is NaN or infinite. This waits for the device.
+        params: A parameter, or an iterable of parameters.
+        max_norm: The largest norm allowed. It may be None if `min_norm` is given.
+        ord: The kind of norm: a number, or a name such as "l1", "linf", "std" or "mad".
+        dim: The unit whose norm is clipped: None for each gradient, an int or several ints for
+            each slice along these dims, "global" for all gradients together. The default is None.
+            If there are several gradients and `dim` is not given, there is a warning, because
+            torch's own function clips all gradients together.
+        inverse_dims: Whether to use all dims except `dim`.
+        min_size: The smallest unit that is clipped. Units with fewer elements are not changed.
+        min_norm: The smallest norm allowed. Smaller norms are scaled up to it, except zeros.
+        error_if_nonfinite: Whether to raise RuntimeError if the total norm is NaN or infinite. This
+            synchronizes with the device.
 
     Returns:
-        The norm of all gradients before clipping, a 0-dim tensor on their device.
+        The norm of all gradients together before clipping, a 0-dim tensor on their device.
 
     Example:
         >>> import torch
@@ -88,7 +94,8 @@ def clip_grad_norm_(
             f"max_norm={max_norm}"
         )
     if isinstance(dim, EllipsisType):
-        params, dim = listed(params), None
+        params = listed(params)
+        dim = None
         if len(params) > 1 and min_norm is None and not torch.compiler.is_compiling():
             warn(
                 f"clip_grad_norm_: each of the {len(params)} gradients is clipped by itself: "
@@ -101,10 +108,10 @@ def clip_grad_norm_(
 
 @torch.no_grad()
 def clip_grad_value_(params: Params, value: float) -> None:
-    """Clamp every entry of the gradients to ±value, as torch's own function does.
+    """Clamp every element of the gradients to ±value in place, as torch's own function does.
 
     Args:
-        params: One tensor, or an iterable of them.
+        params: A parameter, or an iterable of parameters.
         value: The largest magnitude allowed.
 
     Example:
@@ -126,19 +133,19 @@ def normalize_grads_(
     inverse_dims: bool = False,
     min_size: int = 1,
 ) -> Tensor:
-    """Give every gradient the norm `norm_value`.
+    """Scale every gradient in place to the norm `norm_value`.
 
     Args:
-        params: One tensor, or an iterable of them.
-        norm_value: The norm that every unit gets; zeros stay.
-        ord: Which norm, as in `clip_grad_norm_`.
-        dim: What is measured together, as in `clip_grad_norm_`.
-        inverse_dims: Take all dims except those given.
-        min_size: Units of fewer elements are left alone; none by default, a single element becomes
-            ±norm_value.
+        params: A parameter, or an iterable of parameters.
+        norm_value: The norm that every unit gets, except units of zeros, which are not changed.
+        ord: The kind of norm, as in `clip_grad_norm_`.
+        dim: The unit that is scaled, as in `clip_grad_norm_`.
+        inverse_dims: Whether to use all dims except `dim`.
+        min_size: The smallest unit that is scaled. By default every unit is scaled, so a single
+            element becomes ±norm_value.
 
     Returns:
-        The norm of all gradients before, a 0-dim tensor on their device.
+        The norm of all gradients together before scaling, a 0-dim tensor on their device.
 
     Example:
         >>> import torch
@@ -155,13 +162,15 @@ def normalize_grads_(
 def centralize_grads_(
     params: Params, dim: Scope = None, inverse_dims: bool = False, min_size: int = 2
 ) -> None:
-    """Subtract its mean from every gradient; `dim=0, inverse_dims=True` is that of the paper.
+    """Subtract the mean of every gradient from it in place.
+
+    With dim=0 and inverse_dims=True it centralizes as the paper on gradient centralization does.
 
     Args:
-        params: One tensor, or an iterable of them.
-        dim: What has one mean, as in `clip_grad_norm_`.
-        inverse_dims: Take all dims except those given.
-        min_size: Units of fewer elements are left alone.
+        params: A parameter, or an iterable of parameters.
+        dim: The unit that has one mean, as in `clip_grad_norm_`.
+        inverse_dims: Whether to use all dims except `dim`.
+        min_size: The smallest unit that is centralized. Units with fewer elements are not changed.
 
     Example:
         >>> import torch
@@ -177,12 +186,12 @@ def centralize_grads_(
 def clip_grad_percentile_(
     params: Params, percentile: float, dim: Literal["global"] | None = None
 ) -> None:
-    """Clamp the entries of every gradient to the percentile of their magnitudes.
+    """Clamp the elements of every gradient in place to a percentile of their magnitudes.
 
     Args:
-        params: One tensor, or an iterable of them.
-        percentile: Between 0 and 100.
-        dim: None for a percentile of each gradient, "global" for one of all entries together.
+        params: A parameter, or an iterable of parameters.
+        percentile: A number between 0 and 100.
+        dim: None for a percentile of each gradient, "global" for one percentile of all elements.
 
     Example:
         >>> import torch
@@ -216,40 +225,42 @@ class _Between(NormRule):
         self.require("max_norm", at_least=0, optional=True)
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
-        low, high = group["min_norm"], group["max_norm"]
+        low = group["min_norm"]
+        high = group["max_norm"]
         return high if low is None else norm.clamp(low, high)
 
 
-_Between.__name__ = "clip_grad_norm_"  # errors name what was called
+_Between.__name__ = "clip_grad_norm_"  # error messages name the function that the user called
 
 
 def rule_of(kind: Callable[..., R], *args: Any) -> R:
-    """A rule that rewrites gradients: one for all calls with equal arguments."""
-    if torch.compiler.is_compiling():  # which warns of caches
+    """Return a rule that writes gradients in place; calls with equal arguments share one."""
+    if torch.compiler.is_compiling():  # torch.compile warns about cached functions
         return kind(*args, target="grad")
     try:
-        rule: R = _known(kind, *args)
-    except TypeError:  # arguments without a hash, or wrong ones
+        rule: R = _cached_rule(kind, *args)
+    except TypeError:  # the arguments have no hash, or the rule does not accept them
         return kind(*args, target="grad")
     return rule
 
 
-@functools.lru_cache(maxsize=64, typed=True)
-def _known(kind: Callable[..., Any], *args: Any) -> Any:
+@functools.lru_cache(maxsize=RULES_KEPT, typed=True)
+def _cached_rule(kind: Callable[..., Any], *args: Any) -> Any:
+    """Return the rule for these arguments, which is kept for later calls."""
     return kind(*args, target="grad")
 
 
-def _alone(rule: Transform) -> tuple[Link, dict[str, Any]]:
-    """The link of a rule that is alone, and its live values."""
+def _bound(rule: Transform) -> tuple[Link, dict[str, Any]]:
+    """Return the link of a chain that has only this rule, and the rule's live values."""
     (link,) = bind(Chain(rule))
     return link, GroupKeys([link]).defaults
 
 
-_known_alone = functools.lru_cache(maxsize=64)(_alone)
+_cached_bound = functools.lru_cache(maxsize=RULES_KEPT)(_bound)
 
 
 def listed(params: Params) -> list[Tensor]:
-    """The parameters, of which there may be one; each once, as tied ones may be listed twice."""
+    """Return the parameters as a list, each once, because tied parameters may be listed twice."""
     if isinstance(params, torch.nn.Module):
         raise TypeError("a helper takes parameters, got a module: pass model.parameters()")
     return [params] if isinstance(params, Tensor) else list(dict.fromkeys(params))
@@ -258,7 +269,7 @@ def listed(params: Params) -> list[Tensor]:
 def buckets_of(
     rule: Transform, params: Params, process_group: Any = None, place: GradPlace = USUAL
 ) -> list[Bucket]:
-    """The gradients as the rule sees them."""
+    """Return the gradients in buckets, as a rule receives them."""
     if getattr(rule, "scope", None) == "layer":
         raise ValueError(
             "dim='layer' needs the names of the parameters, which a helper does not see: use "
@@ -266,7 +277,7 @@ def buckets_of(
         )
     tensors = listed(params)
     refuse_flat(tensors)
-    link, defaults = (_alone if torch.compiler.is_compiling() else _known_alone)(rule)
+    link, defaults = _bound(rule) if torch.compiler.is_compiling() else _cached_bound(rule)
     group = {"params": tensors, "chain": {}, **defaults}
     roster = Roster(reads_tags=False)
     with Step([group], None, {}, AT_ONCE, process_group, roster, place=place) as step:
@@ -276,7 +287,7 @@ def buckets_of(
 
 @traced
 def apply(rule: Transform, params: Params, place: GradPlace = USUAL) -> bool:
-    """Apply a rule that needs no other; returns whether there were gradients."""
+    """Apply a rule to the gradients, and return whether there were any."""
     buckets = buckets_of(rule, params, place=place)
     for bucket in buckets:
         refuse_complex(bucket)
@@ -286,11 +297,13 @@ def apply(rule: Transform, params: Params, place: GradPlace = USUAL) -> bool:
 
 
 def _apply_or_warn(rule: Transform, params: Params) -> None:
+    """Apply a rule to the gradients, and warn if there are none."""
     if not apply(rule, params):
         _warn_of_none()
 
 
 def _warn_of_none() -> None:
+    """Warn that no parameter has a gradient."""
     if not torch.compiler.is_compiling():
         warn(
             "no parameter has a gradient, so nothing is clipped: give parameters, not their "
@@ -300,32 +313,34 @@ def _warn_of_none() -> None:
 
 @traced
 def _apply_norm_rule(rule: NormRule, params: Params, error_if_nonfinite: bool = False) -> Tensor:
-    """Apply the rule; returns the norm of everything before."""
+    """Apply a norm rule to the gradients, and return the norm of all gradients before it."""
     tensors = listed(params)
     refuse_flat(tensors)
-    having = [p for p in tensors if p.grad is not None]
-    grads = [p.grad for p in having if p.grad is not None]
+    with_grad = [p for p in tensors if p.grad is not None]
+    grads = [p.grad for p in with_grad if p.grad is not None]
     joint = rule.scope == "global"
-    if (joint or rule.scope is None) and plain(having, grads) and grads[0].dtype in PLAIN_DTYPES:
+    supported = joint or rule.scope is None
+    if supported and plain(with_grad, grads) and grads[0].dtype in PLAIN_DTYPES:
         units = PlainGradients(grads, norms.measure(rule.ord), joint)
         norm = units.norm()
         total = (norm[0] if joint else units.total()).to(units.dtype)
-        _checked(total, error_if_nonfinite)
+        _check_finite(total, error_if_nonfinite)
         units.divide(decide(rule, norm, {}, [_values(rule)], units))
         return total
     buckets = buckets_of(rule, tensors)
     if not buckets:
         _warn_of_none()
         return torch.zeros(())
-    every = rule.units(buckets)
-    norm = every.norm()
-    total = (norm[0] if joint else every.total()).to(every.dtype)
-    _checked(total, error_if_nonfinite)
-    rule.apply(every, decide(rule, norm, {}, every.live(), every))
+    bucket_units = rule.units(buckets)
+    norm = bucket_units.norm()
+    total = (norm[0] if joint else bucket_units.total()).to(bucket_units.dtype)
+    _check_finite(total, error_if_nonfinite)
+    rule.apply(bucket_units, decide(rule, norm, {}, bucket_units.live(), bucket_units))
     return total
 
 
-def _checked(total: Tensor, error_if_nonfinite: bool) -> None:
+def _check_finite(total: Tensor, error_if_nonfinite: bool) -> None:
+    """Raise RuntimeError if the norm is not finite and the caller asked for an error."""
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(
             f"clip_grad_norm_: the norm of the gradients is {total.item()}; with "
@@ -334,50 +349,63 @@ def _checked(total: Tensor, error_if_nonfinite: bool) -> None:
 
 
 def _values(rule: NormRule) -> Group:
-    """The live values of a rule that is alone."""
-    link, defaults = _known_alone(rule)
+    """Return the live values of a rule that is the only link of its chain."""
+    link, defaults = _cached_bound(rule)
     return link.values(defaults)
 
 
 class PlainGradients(Cells):
-    """Gradients for which a helper needs no bucket: measured, decided on, and divided in place.
+    """Gradients that a helper measures and divides in place, without buckets.
 
     Args:
         grads: Whole tensors of one dtype on one device.
         order: The norm.
-        joint: Whether all are one unit, or each is one.
+        joint: Whether all gradients together are one unit, or each gradient is a unit.
     """
 
     def __init__(self, grads: list[Tensor], order: norms.Measure, joint: bool) -> None:
-        self.grads, self.order, self.joint, self.degree = grads, order, joint, order.degree
+        self.grads = grads
+        self.order = order
+        self.joint = joint
+        self.degree = order.degree
         self.dtype = grads[0].dtype
         self.sizes = list(map(Tensor.numel, grads))
         self.stats = norms.statistics(grads, order)
 
     def norm(self) -> Tensor:
-        """The norm of every unit."""
-        return self._of(1 if self.joint else len(self.grads))
+        """Return the norm of every unit."""
+        return self._norms(1 if self.joint else len(self.grads))
 
     def total(self) -> Tensor:
-        """The norm of all gradients, as one."""
-        return self._of(1)[0]
+        """Return the norm of all gradients together."""
+        return self._norms(1)[0]
 
     def too_small(self, size: int) -> Tensor | None:
+        """Return which units have fewer elements than `size`, or None if no unit has."""
         sizes = [sum(self.sizes)] if self.joint else self.sizes
         if size <= 1 or min(sizes) >= size:
             return None
         return norms.numbers([float(n < size) for n in sizes], self.stats) > 0
 
     def divide(self, decision: Decision) -> None:
-        """Bring the gradients to what was decided."""
-        (ratio,), u = decision.divisors, TensorList(self.grads, owned=True)
+        """Divide the gradients in place by the divisors of a decision."""
+        (ratio,) = decision.divisors
+        u = TensorList(self.grads, owned=True)
         for name, x in norms.divisions(ratio, self.dtype, number=self.joint):
             if isinstance(x, Tensor):
                 x = x.to(self.dtype)[0] if self.joint else x.to(self.dtype)
-            u = u.div_(x) if name == "div" else times(u, x) if self.joint else u.mul_(x)
+            if name == "div":
+                u = u.div_(x)
+            elif self.joint:
+                u = times(u, x)
+            else:
+                u = u.mul_(x)
 
-    def _of(self, units: int) -> Tensor:
-        table, counts, size = self.stats.view(len(self.stats), units, -1), None, None
+    def _norms(self, units: int) -> Tensor:
+        """Return the norms of one unit with all gradients, or of one unit for each gradient."""
+        table = self.stats.view(len(self.stats), units, -1)
+        counts = None
+        size = None
         if self.order.counts or self.order.kind == "sum":
             counts = norms.numbers(self.sizes, self.stats).view(units, -1)
             size = counts.sum(dim=1)

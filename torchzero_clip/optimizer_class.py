@@ -1,4 +1,4 @@
-"""optimizer_class: a chain as a class, for frameworks that make the optimizer themselves."""
+"""Optimizer classes with a fixed chain, for frameworks that create the optimizer themselves."""
 
 from __future__ import annotations
 
@@ -23,21 +23,26 @@ OPTIONS = {
     "process_group": None,
     "grad": "grad",
 }
+"""The options of `Modular` that a class accepts, with their defaults."""
 
 
 def optimizer_class(
     *transforms: Transform, name: str = "ChainOptimizer", **options: Any
 ) -> type[ChainOptimizer]:
-    """A class of optimizers with this chain, called as `cls(params, lr=..., max_norm=...)`.
+    """Return an optimizer class with this chain, to be called as `cls(params, lr=...)`.
 
-    Its keyword arguments are the live values of the chain, by default the chain's own, and the
-    options of `Modular`. The class and its optimizers can be copied, pickled and sent to other
-    processes, wherever the class was made.
+    The keyword arguments of the class are the hyperparameters of the chain, such as `max_norm`,
+    with the values in the chain as defaults, and the options of `Modular`. The class and its
+    optimizers can be copied, pickled and sent to other processes. The class need not be defined at
+    the top of a module for that.
 
     Args:
-        *transforms: The chain, first to last.
+        *transforms: The transforms of the chain, from first to last.
         name: The name of the class, which some frameworks log.
-        **options: Other defaults for the options of `Modular`, as compile=True.
+        **options: Other defaults for the options of `Modular`, such as compile=True.
+
+    Returns:
+        A subclass of `Modular`.
 
     Example:
         >>> import torch
@@ -61,15 +66,18 @@ def optimizer_class(
 
 
 def safe_globals() -> list[Callable[..., Any]]:
-    """List what a checkpoint with a class of `optimizer_class` needs to load with weights_only.
+    """List the classes to allow when torch loads a checkpoint with a class of `optimizer_class`.
 
     Frameworks that save hyperparameters also save the class of the optimizer. Such a file contains
-    the chain, which `torch.load(..., weights_only=True)` refuses unless these classes are allowed.
-    All are rules of this library, which only store their arguments, except for one function, which
-    makes the class again.
+    the chain, and `torch.load(..., weights_only=True)` refuses it unless these classes are allowed.
+    The classes are the rules of this library, which only store their arguments. The list also has
+    one function, which recreates the class.
 
-    Your own rules, and functions that the chain names, are not in the list: add them, for example
+    Your own rules, and functions that the chain uses, are not in the list: add them, for example
     `[*safe_globals(), MyRule, my_function]`.
+
+    Returns:
+        A list for `torch.serialization.safe_globals`.
 
     Example:
         >>> import io
@@ -87,12 +95,12 @@ def safe_globals() -> list[Callable[..., Any]]:
 
 
 class ChainOptimizer(Modular):
-    """The base of the classes that `optimizer_class` makes.
+    """The base of the classes that `optimizer_class` returns.
 
     Args:
         params: Parameters, named parameters, or groups of either.
-        lr: The learning rate, where a link of the chain owns one; None for that of the chain.
-        **values: Other live values of the chain, and options of `Modular`.
+        lr: The learning rate, if a link of the chain has one. None means the value in the chain.
+        **values: Other hyperparameters of the chain, and options of `Modular`.
     """
 
     own_chain: ClassVar[Chain]
@@ -107,10 +115,10 @@ class ChainOptimizer(Modular):
 
     def _build(self, chain: Chain, *options: Any) -> None:
         super()._build(chain, *options)
-        values = vars(self).pop("_values", {})  # a copy has them in its defaults
+        values = vars(self).pop("_values", {})  # a copy has them in its defaults already
         self.keys.tidy(values)
         for key in [key for key in values if key not in self.keys.defaults]:
-            if value := values.pop(key):  # what is off asks for nothing, as weight_decay=0
+            if value := values.pop(key):  # a value such as weight_decay=0 needs no link
                 raise TypeError(
                     f"{type(self).__name__}: there is no argument {key!r}, got {value!r}; it takes "
                     f"{[*self.keys.defaults, *OPTIONS]}"
@@ -119,35 +127,39 @@ class ChainOptimizer(Modular):
 
 
 class _Class(type):
-    """The type of the classes made here, by which pickle knows them."""
+    """The metaclass of the classes that `optimizer_class` returns, for which pickle has a rule."""
 
 
-_made: weakref.WeakValueDictionary[str, type[ChainOptimizer]] = weakref.WeakValueDictionary()
+_classes: weakref.WeakValueDictionary[str, type[ChainOptimizer]] = weakref.WeakValueDictionary()
+"""The classes of this process, by key."""
 
 
 def _rebuild_optimizer_class(
     key: str, chain: Chain, name: str, options: Mapping[str, Any]
 ) -> type[ChainOptimizer]:
-    """The class with this key: a process has one, however often it is unpickled."""
-    if key not in _made:
-        body = {"key": key, "own_chain": chain, "own_options": options, "__module__": __name__}
-        body["__doc__"] = f"An optimizer with the chain {chain}."
-        body["__signature__"] = _signature(
-            {**GroupKeys(bind(chain)).defaults, **OPTIONS, **options}
-        )
-        made: Any = _Class(
-            name, (ChainOptimizer,), body
-        )  # a name of its own, or it may be gone already
-        _made[key] = made
-    return _made[key]
+    """Return the class with this key; a process creates it once, however often it is unpickled."""
+    known = _classes.get(key)
+    if known is not None:
+        return known
+    body = {
+        "key": key,
+        "own_chain": chain,
+        "own_options": options,
+        "__module__": __name__,
+        "__doc__": f"An optimizer with the chain {chain}.",
+        "__signature__": _signature({**GroupKeys(bind(chain)).defaults, **OPTIONS, **options}),
+    }
+    cls: Any = _Class(name, (ChainOptimizer,), body)
+    _classes[key] = cls
+    return _classes[key]
 
 
 def _signature(defaults: Mapping[str, Any]) -> inspect.Signature:
-    """Of such a class; a value whose key is no identifier is not shown."""
-    first = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    lead = [inspect.Parameter("params", first)]
+    """Return the signature of such a class, without keys that are no identifiers."""
+    positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    lead = [inspect.Parameter("params", positional)]
     if "lr" in defaults:
-        lead.append(inspect.Parameter("lr", first, default=defaults["lr"]))
+        lead.append(inspect.Parameter("lr", positional, default=defaults["lr"]))
     keywords = [
         inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=value)
         for key, value in defaults.items()
@@ -157,7 +169,7 @@ def _signature(defaults: Mapping[str, Any]) -> inspect.Signature:
 
 
 def _parts(cls: Any) -> Any:
-    """What pickle keeps of a class: all of one made here, the name of one that inherits from it."""
+    """Return how pickle stores a class: by its parts, or by its name if it is a subclass."""
     if "key" not in vars(cls):
         return cls.__qualname__
     return _rebuild_optimizer_class, (cls.key, cls.own_chain, cls.__name__, cls.own_options)

@@ -1,4 +1,4 @@
-"""The gradient of each example, clipped before they are averaged."""
+"""Per-example gradients, each clipped before they are averaged."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torchzero_clip.optimizer.metrics import metrics_of
 
 
 class PerExample(NamedTuple):
-    """What `per_example_clip` returns.
+    """The result of `per_example_clip`.
 
     Attributes:
         grads: The mean of the clipped gradients, by the names of the parameters.
-        clipped: The share of the examples that were clipped, or of their tensors, layers or slices
-            where the rule measures those: a 0-dim tensor.
+        clipped: The fraction of the examples that were clipped, as a 0-dim tensor. If the rule
+            measures tensors, layers or slices, it is the fraction of these units.
         loss: The mean of the losses.
     """
 
@@ -38,16 +38,21 @@ def per_example_clip(
     rule: NormRule,
     chunk: int | None = None,
 ) -> PerExample:
-    """The mean over a batch of the gradients of its examples, each clipped by itself.
+    """Clip the gradient of each example by itself, and return the mean over the batch.
 
     Args:
-        loss_fn: loss_fn(params, *example) gives the loss of one example, as a 0-dim tensor.
+        loss_fn: A function. loss_fn(params, *example) returns the loss of one example, as a 0-dim
+            tensor.
         params: The parameters by name.
-        batch: A tensor, or several: entry i along their first dim is example i.
-        rule: A rule about norms without memory. With dim="global" or "group" it measures all of an
-            example's gradient, with "layer" or None a layer or a tensor of it.
-        chunk: How many examples are looked at together; their gradients need that many times the
-            memory of the parameters. None for all.
+        batch: A tensor, or several tensors. Index i along their first dim is example i.
+        rule: A norm rule without state, such as `ClipNorm`. With dim="global" or "group" it
+            measures the whole gradient of an example. With "layer" or None it measures each layer
+            or each tensor of an example's gradient.
+        chunk: The number of examples that are processed together. Their gradients need this many
+            times the memory of the parameters. None means the whole batch.
+
+    Returns:
+        A `PerExample`: the gradients, the fraction that was clipped, and the loss.
 
     Example:
         >>> import torch
@@ -59,43 +64,48 @@ def per_example_clip(
         ...     return (torch.func.functional_call(model, params, (x,)) - y).square().mean()
         ...
         >>> clip = ClipNorm(1.0, dim="global")
-        >>> out = per_example_clip(loss_fn, params, (x, y), clip, chunk=16)
+        >>> result = per_example_clip(loss_fn, params, (x, y), clip, chunk=16)
         >>> for name, p in params.items():
-        ...     p.grad = out.grads[name]
+        ...     p.grad = result.grads[name]
     """
     if not isinstance(params, Mapping):
         raise TypeError(
             "per_example_clip: params must be a dict of name and parameter, as "
             f"dict(model.named_parameters()) is, got {params!r}"
         )
-    args = tuple(batch) if is_row(batch) else (batch,)
-    rule, together = _measured(rule), getattr(rule, "scope", None) in ("global", "group")
-    size = _examples(args)
-    held = {name: p.detach() for name, p in params.items()}
-    one = torch.func.grad_and_value(loss_fn)
-    every = torch.func.vmap(one, (None, *[0] * len(args)), randomness="different")
-    sums, clipped, loss = {n: torch.zeros_like(p) for n, p in held.items()}, [], []
+    inputs = tuple(batch) if is_row(batch) else (batch,)
+    together = getattr(rule, "scope", None) in ("global", "group")
+    rule = _by_layer(rule)
+    size = _number_of_examples(inputs)
+    values = {name: p.detach() for name, p in params.items()}
+    of_one = torch.func.grad_and_value(loss_fn)
+    of_many = torch.func.vmap(of_one, (None, *[0] * len(inputs)), randomness="different")
+    sums = {name: torch.zeros_like(p) for name, p in values.items()}
+    clipped: list[Tensor] = []
+    losses: list[Tensor] = []
     for start in range(0, size, chunk or size):
-        part = [arg[start : start + (chunk or size)] for arg in args]
-        grads, losses = every(held, *part)
-        clipped.append(_clip(rule, held, grads, together))
-        loss.append(losses)
+        part = [x[start : start + (chunk or size)] for x in inputs]
+        grads, part_losses = of_many(values, *part)
+        clipped.append(_clip(rule, values, grads, together))
+        losses.append(part_losses)
         for name, total in sums.items():
             total += grads[name].sum(0)
-    share = torch.cat(clipped).float().mean()
-    return PerExample({n: t / size for n, t in sums.items()}, share, torch.cat(loss).mean())
+    means = {name: total / size for name, total in sums.items()}
+    return PerExample(means, torch.cat(clipped).float().mean(), torch.cat(losses).mean())
 
 
 def _clip(
     rule: NormRule, params: Mapping[str, Tensor], grads: Mapping[str, Tensor], together: bool
 ) -> Tensor:
-    """Clip the gradients of some examples in place; returns a flag for each unit."""
-    tensors, names = [], []
+    """Clip the gradients of some examples in place, and return a flag for each unit."""
+    tensors: list[Tensor] = []
+    names: list[str] = []
     for name, p in params.items():
         for i, grad in enumerate(grads[name].unbind()):
-            tensors.append(p.detach())  # the same values, with a gradient of its own
-            tensors[-1].grad = grad
-            # a layer is all of a name before its last dot
+            tensor = p.detach()  # shares the values of the parameter, and has its own gradient
+            tensor.grad = grad
+            tensors.append(tensor)
+            # the layer of a parameter is its name up to the last dot
             names.append(f"{i}." if together else f"{i}/{name}")
     (link,) = bind(Chain(rule))
     group = {"params": tensors, "param_names": names, "chain": {}, **GroupKeys([link]).defaults}
@@ -105,24 +115,26 @@ def _clip(
     return clipped.reshape(-1)
 
 
-def _measured(rule: Any) -> NormRule:
-    """The rule; one of layers where it is one of all, of which each example has its own."""
-    memory = not isinstance(rule, NormRule) or rule.init_unit()
-    if memory or type(rule).init is not Transform.init:
+def _by_layer(rule: Any) -> NormRule:
+    """Return the rule for gradients in which a whole example is named as one layer.
+
+    A rule that measures all parameters together has to measure each example, so it measures layers.
+    """
+    if not isinstance(rule, NormRule) or rule.init_unit() or type(rule).init is not Transform.init:
         raise TypeError(
             "per_example_clip: rule must be a rule about norms without memory, like "
             f'ClipNorm(1.0, dim="global"), got {rule!r}'
         )
     dim = {"dim": "layer"} if rule.scope in ("global", "group") else {}
-    out: NormRule = rule.with_values({"target": "grad", **dim})
-    return out
+    changed: NormRule = rule.with_values({"target": "grad", **dim})
+    return changed
 
 
-def _examples(args: tuple[Any, ...]) -> int:
-    """How many examples a batch has."""
-    sizes = {len(arg) if isinstance(arg, Tensor) and arg.dim() else 0 for arg in args}
+def _number_of_examples(inputs: tuple[Any, ...]) -> int:
+    """Return how many examples a batch has."""
+    sizes = {len(x) if isinstance(x, Tensor) and x.dim() else 0 for x in inputs}
     if len(sizes) != 1 or 0 in sizes:
-        shapes = [tuple(arg.shape) if isinstance(arg, Tensor) else type(arg) for arg in args]
+        shapes = [tuple(x.shape) if isinstance(x, Tensor) else type(x) for x in inputs]
         raise ValueError(
             "per_example_clip: batch must be tensors with as many entries along their first dim, "
             f"one for each example, got {shapes}"

@@ -1,4 +1,4 @@
-"""schedule: any number in param_groups, by a function of the step or by torch's schedulers."""
+"""Schedules for any hyperparameter, by a function of the step or by torch's schedulers."""
 
 from __future__ import annotations
 
@@ -30,20 +30,24 @@ def schedule(
 ) -> Schedule:
     """Change a hyperparameter during training, as torch's schedulers change the learning rate.
 
-    The first value is set at once, the next by each `step()`, which comes after `optimizer.step()`.
+    The first value is set immediately. Each call of `step()` sets the next value. Call it after
+    `optimizer.step()`.
 
     Args:
-        optimizer: Any torch optimizer, a `Clipper`, or the handle of `attach`.
-        key: A key of its `param_groups`, such as "max_norm"; the long form "ClipNorm_2/max_norm"
+        optimizer: Any torch optimizer, a `Clipper`, or the handle that `attach` returns.
+        key: A key of its `param_groups`, such as "max_norm". The long form "ClipNorm_2/max_norm"
             is accepted as well.
-        value: A function of the step, counted from 0, that gives the value; or a list of functions,
-            one for each group; or one of torch's scheduler classes, or a partial of it.
-        scheduler: Instead of `value`, a function that makes a scheduler of torch's kind for the
-            optimizer it is given, whose "lr" is then the value of the key.
-        index: Which entry of a tuple changes; None for all of it.
+        value: A function that returns the value for a step, counted from 0. It can also be a list
+            of functions, one for each group, or a scheduler class of torch, or a partial of one.
+        scheduler: An alternative to `value`: a function that receives an optimizer and returns a
+            scheduler for it, as torch's schedulers are. The "lr" of this optimizer is the value of
+            the key.
+        index: The index in a tuple, such as 1 for the second of `betas`. None means that the whole
+            value changes.
 
     Returns:
-        What has `step`, `last_value`, `state_dict` and `load_state_dict`.
+        A `Schedule`, which has the methods `step`, `state_dict` and `load_state_dict`, and the
+        property `last_value`.
 
     Example:
         >>> import torch
@@ -63,14 +67,15 @@ def schedule(
             "schedule: give either a function of the step (or a scheduler class of torch's), or "
             "scheduler=, a function of the optimizer; not both, not neither"
         )
-    made = value.func if isinstance(value, functools.partial) else value
-    if isinstance(made, type) and issubclass(made, LRScheduler):
-        value, scheduler = None, value
+    function = value.func if isinstance(value, functools.partial) else value
+    if isinstance(function, type) and issubclass(function, LRScheduler):
+        scheduler_class: Any = value
+        return Schedule(optimizer, key, None, scheduler_class, index)
     return Schedule(optimizer, key, value, scheduler, index)
 
 
 class Schedule:
-    """What `schedule` returns: it takes a step after each step of its optimizer."""
+    """The schedule of one hyperparameter, which `schedule` returns."""
 
     def __init__(
         self,
@@ -80,9 +85,10 @@ class Schedule:
         scheduler: Callable[[Optimizer], Any] | None,
         index: int | None,
     ) -> None:
-        self.optimizer, self.index = optimizer, index
+        self.optimizer = optimizer
+        self.index = index
         self.key = _key_in_use(optimizer, key)
-        for value in self._held():
+        for value in self._group_values():
             self._check_place(value)
             if scheduler is not None and isinstance(value, (tuple, list)) and index is None:
                 raise TypeError(
@@ -91,7 +97,7 @@ class Schedule:
                 )
         self._stand_in = _StandIn(self._read())
         if scheduler is None:
-            self._scheduler: Any = _Values(self._stand_in, self.key, functions)
+            self._scheduler: Any = _FunctionScheduler(self._stand_in, self.key, functions)
         else:
             self._scheduler = scheduler(self._stand_in)
         if not hasattr(self._scheduler, "step"):
@@ -103,90 +109,107 @@ class Schedule:
             optimizer._scheduled.add(self.key)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Set the next value. Arguments go on to a scheduler that takes some, as a loss."""
-        self._stand_in.take(self._read(), self._scheduler)
-        self._stand_in.step()  # torch's schedulers warn where the optimizer takes none
+        """Set the next value.
+
+        Arguments are passed to the scheduler, for example the loss for `ReduceLROnPlateau`.
+        """
+        self._stand_in.follow(self._read(), self._scheduler)
+        self._stand_in.step()  # torch's schedulers warn unless the optimizer takes a step
         self._scheduler.step(*args, **kwargs)
         self._write([group["lr"] for group in self._stand_in.param_groups])
 
     @property
     def last_value(self) -> list[Any]:
-        """The value now, one for each group."""
+        """The current value, as a list with one entry for each group."""
         return [_copy(value) for value in self._read()]
 
     def state_dict(self) -> dict[str, Any]:
-        """The values now and the state of the scheduler; functions are not saved."""
+        """Return the current values and the state of the scheduler; functions are not saved."""
         return {"values": self.last_value, "scheduler": self._scheduler.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` gave, before or after the optimizer loads its own."""
+        """Load the dict that `state_dict` returned, before or after the optimizer loads its own."""
         if not isinstance(state_dict, Mapping) or state_dict.keys() != {"values", "scheduler"}:
-            given = list(state_dict) if isinstance(state_dict, Mapping) else state_dict
+            shown = list(state_dict) if isinstance(state_dict, Mapping) else state_dict
             raise ValueError(
                 "schedule: load_state_dict takes what state_dict of a schedule gave, a dict of "
-                f"'values' and 'scheduler', got {given!r}"
+                f"'values' and 'scheduler', got {shown!r}"
             )
-        values, mine = state_dict["values"], self._read()
-        if len(values) != len(mine):
+        values = state_dict["values"]
+        current = self._read()
+        if len(values) != len(current):
             raise ValueError(
                 f"schedule: the checkpoint has {len(values)} values of {self.key!r}, the optimizer "
-                f"has {len(mine)} groups"
+                f"has {len(current)} groups"
             )
         self._scheduler.load_state_dict(state_dict["scheduler"])
-        pairs = zip(mine, values, strict=True)
-        self._write([_placed(old, new, f"the checkpoint has {new!r}") for old, new in pairs])
+        pairs = zip(current, values, strict=True)
+        self._write([_converted(old, new, f"the checkpoint has {new!r}") for old, new in pairs])
 
     def __repr__(self) -> str:
         place = "" if self.index is None else f"[{self.index}]"
         return f"Schedule({self.key}{place}: {self.last_value})"
 
-    def _held(self) -> list[Any]:
-        """What the groups have under the key."""
+    def _group_values(self) -> list[Any]:
+        """Return the value of each group under the key, which may be a tuple."""
         for i, group in enumerate(self.optimizer.param_groups):
             if self.key not in group:
                 raise ValueError(f"schedule: group {i} has no {self.key!r}: give it one")
         return [group[self.key] for group in self.optimizer.param_groups]
 
     def _read(self) -> list[Any]:
-        return self._held() if self.index is None else [held[self.index] for held in self._held()]
+        """Return the scheduled value of each group: the value under the key, or an entry of it."""
+        values = self._group_values()
+        if self.index is None:
+            return values
+        return [value[self.index] for value in values]
 
     def _write(self, values: list[Any]) -> None:
+        """Set the scheduled value of each group."""
         for group, value in zip(self.optimizer.param_groups, values, strict=True):
-            held = group[self.key]
             if self.index is None:
                 group[self.key] = value
             else:
-                entries = list(held)
+                before = group[self.key]
+                entries = list(before)
                 entries[self.index] = value
-                group[self.key] = type(held)(entries)
+                group[self.key] = type(before)(entries)
             if isinstance(self.optimizer, Modular):
                 _check(self.optimizer, group, self.key)
 
-    def _check_place(self, held: Any) -> None:
-        """Raise a sentence unless a number can stand where the key and the index say."""
-        there, where = held, self.key
-        if self.index is not None:
-            inside = isinstance(held, (tuple, list)) and -len(held) <= self.index < len(held)
-            there, where = held[self.index] if inside else None, f"{self.key}[{self.index}]"
-        if not all(map(_is_number, there if isinstance(there, (tuple, list)) else [there])):
+    def _check_place(self, value: Any) -> None:
+        """Raise an error unless the key and the index name a number, or a tuple of numbers."""
+        if self.index is None:
+            place = self.key
+            scheduled = value
+        else:
+            place = f"{self.key}[{self.index}]"
+            inside = isinstance(value, (tuple, list)) and -len(value) <= self.index < len(value)
+            scheduled = value[self.index] if inside else None
+        numbers = scheduled if isinstance(scheduled, (tuple, list)) else [scheduled]
+        if not all(map(_is_number, numbers)):
             raise TypeError(
-                f"schedule: {where} must be a number, a tensor of one, or a tuple of them; "
-                f"{self.key!r} is {held!r}"
+                f"schedule: {place} must be a number, a tensor of one, or a tuple of them; "
+                f"{self.key!r} is {value!r}"
             )
 
 
 class _StandIn(Optimizer):
-    """An optimizer whose "lr" is the value of a key of another, for schedulers to work on."""
+    """An optimizer for torch's schedulers, whose "lr" is the value of a key of another optimizer.
+
+    Args:
+        values: The value of each group.
+    """
 
     def __init__(self, values: Sequence[Any]) -> None:
-        # CyclicLR and OneCycleLR want a momentum to cycle as well
+        # CyclicLR and OneCycleLR require a momentum, which they cycle by default
         super().__init__([{"params": [], "lr": v} for v in values], {"momentum": 0.0})
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Nothing: it owns no parameters."""
+        """Do nothing, because there are no parameters."""
 
-    def take(self, values: Sequence[Any], scheduler: Any) -> None:
-        """Follow the other: its values, and its groups where the scheduler can."""
+    def follow(self, values: Sequence[Any], scheduler: Any) -> None:
+        """Copy the values of the other optimizer, and its new groups if the scheduler allows it."""
         if len(values) != len(self.param_groups):
             if not getattr(scheduler, "follows", False):
                 raise ValueError(
@@ -199,12 +222,19 @@ class _StandIn(Optimizer):
             group["lr"] = value
 
 
-class _Values:
-    """Functions of the step, as a scheduler."""
+class _FunctionScheduler:
+    """A scheduler whose values are functions of the step.
+
+    Args:
+        optimizer: The stand-in, whose "lr" the scheduler sets.
+        key: The name of the hyperparameter, for messages.
+        functions: A function for all groups, or a list with a function for each group.
+    """
 
     def __init__(self, optimizer: Optimizer, key: str, functions: Any) -> None:
-        self.groups, self.key = optimizer.param_groups, key
-        self.follows = callable(functions)  # one for all groups, however many
+        self.groups = optimizer.param_groups
+        self.key = key
+        self.follows = callable(functions)  # one function serves any number of groups
         self.functions = [functions] if self.follows else functions
         if not (is_row(self.functions) and all(map(callable, self.functions))):
             raise TypeError(
@@ -216,44 +246,47 @@ class _Values:
                 f"schedule: {len(self.functions)} functions for {len(self.groups)} groups: give "
                 "one for each, or a single one for all"
             )
-        rate = key.rpartition("/")[2] in ("lr", "weight_decay")
-        self.rates = [group["lr"] for group in self.groups] if rate else []  # as they were given
+        is_rate = key.rpartition("/")[2] in ("lr", "weight_decay")
+        self.first_rates = [group["lr"] for group in self.groups] if is_rate else []
         self.count = -1
         self.step()
 
     def step(self) -> None:
+        """Set the value of the next step in every group."""
         self.count += 1
         functions = self.functions * len(self.groups) if self.follows else self.functions
         for group, function in zip(self.groups, functions, strict=True):
             value = function(self.count)
-            said = f"the function for {self.key!r} gave {value!r} at step {self.count}"
-            group["lr"] = _placed(group["lr"], value, said)
+            source = f"the function for {self.key!r} gave {value!r} at step {self.count}"
+            group["lr"] = _converted(group["lr"], value, source)
         self._warn_of_factors()
 
     def _warn_of_factors(self) -> None:
-        """Warn once where a function seems to give factors, as LambdaLR takes them."""
-        for given, group in zip(self.rates, self.groups, strict=False):
+        """Warn once if a function seems to return factors, as functions for LambdaLR do."""
+        for first, group in zip(self.first_rates, self.groups, strict=False):
             value = group["lr"]
-            if not (isinstance(given, float) and isinstance(value, (int, float)) and given > 0):
+            if not (isinstance(first, float) and isinstance(value, (int, float)) and first > 0):
                 continue
-            if value >= max(0.1, 30 * given):
+            if value >= max(0.1, 30 * first):
                 warn(
                     f"schedule: the function for {self.key!r} gave {value} at step {self.count}, "
-                    f"where {given} was given: it gives the value itself; for factors, as those of "
+                    f"where {first} was given: it gives the value itself; for factors, as those of "
                     "LambdaLR, write partial(LambdaLR, lr_lambda=...)",
                 )
-                self.rates = []
+                self.first_rates = []
                 return
 
     def state_dict(self) -> dict[str, int]:
+        """Return the number of the step."""
         return {"step": self.count}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Load the number of the step."""
         self.count = state_dict["step"]
 
 
 def _key_in_use(optimizer: Optimizer, key: str) -> str:
-    """The key that the groups have for a name, or a sentence that says what there is."""
+    """Return the key that the groups have for a name, or raise an error with a suggestion."""
     names = optimizer.keys if isinstance(optimizer, Modular) else None
     if names is not None:
         key = names.aliases.get(key, key)
@@ -271,35 +304,43 @@ def _key_in_use(optimizer: Optimizer, key: str) -> str:
 
 
 def _check(optimizer: Modular, group: dict[str, Any], key: str) -> None:
-    """Raise the sentence of the link that owns the key if it cannot have such a value."""
+    """Raise the error of the link that owns the key if the link does not accept the value."""
     for link in optimizer.keys.links:
         if key in link.keys.values():
             link.transform.with_values({name: group[k] for name, k in link.keys.items()})
 
 
-def _placed(old: Any, new: Any, said: str) -> Any:
-    """The new value in the form of the old: tensors are filled, tuples keep their length."""
+def _converted(old: Any, new: Any, source: str) -> Any:
+    """Return the new value in the form of the old value: tensors are filled in place.
+
+    Args:
+        old: The value before, such as a float, a tensor or a tuple of them.
+        new: The value after.
+        source: The first words of an error message, which say where the new value comes from.
+    """
     if isinstance(old, (tuple, list)):
         if not isinstance(new, (tuple, list)) or len(new) != len(old):
-            raise ValueError(f"schedule: {said}, where {len(old)} numbers belong")
-        return type(old)([_placed(a, b, said) for a, b in zip(old, new, strict=True)])
-    if not isinstance(old, Tensor) and hasattr(new, "item"):  # a tensor, or a number of numpy's
+            raise ValueError(f"schedule: {source}, where {len(old)} numbers belong")
+        return type(old)([_converted(a, b, source) for a, b in zip(old, new, strict=True)])
+    if not isinstance(old, Tensor) and hasattr(new, "item"):  # a tensor, or a NumPy scalar
         new = new.item()
     if not _is_number(new):
-        raise TypeError(f"schedule: {said}, where a number belongs")
+        raise TypeError(f"schedule: {source}, where a number belongs")
     if isinstance(old, Tensor):
-        with torch.no_grad():  # a graph that was compiled or captured reads this memory
+        with torch.no_grad():  # a compiled or captured step reads this memory
             return old.copy_(new.reshape(())) if isinstance(new, Tensor) else old.fill_(new)
     return float(new) if isinstance(old, float) else new
 
 
 def _is_number(value: Any) -> bool:
+    """Return whether a value is a number, or a tensor with one element."""
     if isinstance(value, Tensor):
         return value.numel() == 1
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _copy(value: Any) -> Any:
+    """Return a value that later changes of a tensor do not affect."""
     if isinstance(value, (tuple, list)):
         return type(value)([_copy(x) for x in value])
     return value.detach().clone() if isinstance(value, Tensor) else value

@@ -1,8 +1,7 @@
-"""Checks for rules of your own, to be called from tests."""
+"""Checks for custom rules, which their authors call from tests."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -19,8 +18,9 @@ __all__ = ["check_pure"]
 Shapes: TypeAlias = Sequence[tuple[int, ...]] | Mapping[str, tuple[int, ...]]
 SHAPES = ((5, 4), (4,), (), (3, 4), (1,))
 SCALES = (1.0, 2.0, 0.5, 1e-4, 50.0, 1.0, 0.0, 1.0)
+"""The factors of the gradients, step by step."""
 ROUNDS = 4
-"""How often a run goes through the scales before a live value is said to have no effect."""
+"""The number of times that a run repeats the scales, in search of an effect of a live value."""
 
 
 def check_pure(
@@ -30,18 +30,25 @@ def check_pure(
 ) -> None:
     """Raise an AssertionError unless replayed steps of this chain equal steps without replay.
 
-    Gradients and live values change from step to step. Nothing is compiled.
+    Call it in a test of a custom rule that has `pure = True`. The function runs a few steps of the
+    chain twice, with replay and without it, and compares all parameters, state and metrics.
+    Gradients and hyperparameters change from step to step. Nothing is compiled.
 
-    It also raises if a live value has no effect, that is, if parameters, state and metrics stay the
-    same whatever this value is in `param_groups`. The usual reason is a rule that reads `self.gain`
-    instead of `group["gain"]`.
+    The function also raises if a live value (a hyperparameter in `param_groups`) has no effect,
+    that is, if parameters, state and metrics are the same for several values of it. The usual
+    reason is a rule that reads `self.gain` instead of `group["gain"]`.
 
     Args:
-        *transforms: The chain.
-        shapes: The shapes of the parameters that the chain is tried on, or a dict of names and
-            shapes if the chain selects parameters by name.
-        idle: Live values that have no effect in this chain on purpose, by their key in
-            `param_groups`: for example "percentile" of an `AutoClip` whose mode does not use it.
+        *transforms: The transforms of the chain, from first to last.
+        shapes: The shapes of the parameters on which the chain runs. If the chain selects
+            parameters by name, a dict from names to shapes.
+        idle: The keys in `param_groups` of live values that have no effect in this chain on
+            purpose, for example "percentile" of an `AutoClip` whose mode does not use it.
+
+    Raises:
+        AssertionError: If a replayed step differs, if no step is replayed, or if a live value has
+            no effect.
+        ValueError: If `idle` names a key that the chain does not have.
 
     Example:
         >>> from torchzero_clip import LR, Adam, ClipNorm
@@ -49,14 +56,14 @@ def check_pure(
         >>> check_pure(ClipNorm(1.0), Adam(), LR(1e-3))
     """
     replayed = _replaying(transforms, shapes)
-    anew = _replaying(transforms, shapes)
+    without_replay = _replaying(transforms, shapes)
     for step, scale in enumerate(SCALES):
-        for opt in (replayed, anew):
+        for opt in (replayed, without_replay):
             _change(opt, step, scale)
         replayed.step()
-        anew.engine = anew.engine.twin()  # which knows of no step before
-        anew.step()
-        for ours, theirs in zip(_all(replayed), _all(anew), strict=True):
+        without_replay.engine = without_replay.engine.twin()  # a new engine has no recorded step
+        without_replay.step()
+        for ours, theirs in zip(_tensors(replayed), _tensors(without_replay), strict=True):
             same = torch.equal(ours.nan_to_num(), theirs.nan_to_num())
             assert same, (
                 f"step {step + 1} is not the same where it is replayed: {ours} and {theirs}"
@@ -67,7 +74,7 @@ def check_pure(
 
 
 def _check_effects(transforms: Sequence[Transform], shapes: Shapes, idle: Collection[str]) -> None:
-    """Raise an AssertionError for a live value that changes nothing and is not declared idle."""
+    """Raise an AssertionError if a live value has no effect and is not declared idle."""
     keys = _optimizer(transforms, shapes).keys
     for key in idle:
         if key not in keys.defaults:
@@ -83,9 +90,9 @@ def _check_effects(transforms: Sequence[Transform], shapes: Shapes, idle: Collec
             runs = [_steps(transforms, shapes, {key: other}) for other in tried]
             if key in idle or not tried or any(_differ(usual, run) for run in runs):
                 continue
-            *most, last = map(repr, [value, *tried])
+            *others, last = map(repr, [value, *tried])
             raise AssertionError(
-                f"{link.path}: the live value {key!r} has no effect: with {', '.join(most)} and "
+                f"{link.path}: the live value {key!r} has no effect: with {', '.join(others)} and "
                 f"{last} the steps are the same; let the rule read group[{name!r}], pass shapes= "
                 f"of parameters that reach the rule, or pass idle=[{key!r}] if this chain does not "
                 "use it"
@@ -95,25 +102,25 @@ def _check_effects(transforms: Sequence[Transform], shapes: Shapes, idle: Collec
 def _steps(
     transforms: Sequence[Transform], shapes: Shapes, values: dict[str, Any]
 ) -> Iterator[list[Tensor]]:
-    """Yield copies of what each step leaves, with these live values in the group."""
+    """Yield copies of all tensors after each step, with these live values in the group."""
     opt = _optimizer(transforms, shapes, fused=False)
     opt.param_groups[0].update(values)
     for step, scale in enumerate(SCALES * ROUNDS):
         _give_gradients(opt, step, scale)
         opt.step()
-        yield [t.nan_to_num() for t in _all(opt)]
+        yield [t.nan_to_num() for t in _tensors(opt)]
 
 
-def _differ(some: Iterable[list[Tensor]], others: Iterable[list[Tensor]]) -> bool:
-    """Whether two runs differ, compared step by step up to the first difference."""
-    for one, other in zip(some, others, strict=True):
-        if len(one) != len(other) or not all(map(torch.equal, one, other)):
+def _differ(first_run: Iterable[list[Tensor]], second_run: Iterable[list[Tensor]]) -> bool:
+    """Return whether two runs differ, comparing their steps up to the first difference."""
+    for first, second in zip(first_run, second_run, strict=True):
+        if len(first) != len(second) or not all(map(torch.equal, first, second)):
             return True
     return False
 
 
 def alternatives(value: Any) -> list[Any]:
-    """List other values to try in the place of a live value: close ones, then extreme ones."""
+    """List other values to try in place of a live value: close values first, then extreme ones."""
     if isinstance(value, bool):
         return [not value]
     if value is None:
@@ -130,7 +137,7 @@ def alternatives(value: Any) -> list[Any]:
 
 
 def accepts(transform: Description, name: str, value: Any) -> bool:
-    """Whether a transform accepts the value in one of its fields."""
+    """Return whether a transform accepts the value in one of its fields."""
     try:
         transform.with_values({name: value})
     except (TypeError, ValueError):
@@ -139,25 +146,25 @@ def accepts(transform: Description, name: str, value: Any) -> bool:
 
 
 def _optimizer(transforms: Sequence[Transform], shapes: Shapes, **options: Any) -> Modular:
-    """Make an optimizer over parameters that are the same at every call."""
+    """Return an optimizer over parameters that are the same at every call."""
     if not isinstance(shapes, Mapping):
         shapes = {f"layer{i // 2}.{i}": shape for i, shape in enumerate(shapes)}
     generator = torch.Generator().manual_seed(0)
-    drawn = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    opt = Modular([(name, Parameter(t)) for name, t in drawn.items()], *transforms, **options)
+    values = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    opt = Modular([(name, Parameter(t)) for name, t in values.items()], *transforms, **options)
     opt._is_trial = True  # this rank alone checks the chain
     return opt
 
 
 def _replaying(transforms: Sequence[Transform], shapes: Shapes) -> Modular:
-    """Make an optimizer that replays its steps, and compiles nothing."""
+    """Return an optimizer that replays its steps and compiles nothing."""
     opt = _optimizer(transforms, shapes, compile=True)
     opt.engine = opt.engine.twin()
     return opt
 
 
 def _change(opt: Modular, step: int, scale: float) -> None:
-    """Other gradients, and other live values that are allowed where these are."""
+    """Change the gradients, and the live values to others that the chain accepts."""
     _give_gradients(opt, step, scale)
     for group in opt.param_groups:
         for key in opt.keys.defaults:
@@ -173,12 +180,12 @@ def _give_gradients(opt: Modular, step: int, scale: float) -> None:
 
 
 def _move(opt: Modular, group: dict[str, Any], key: str) -> None:
-    """Move a live value, up where it stands at its lower bound."""
+    """Change a live value by one percent: down, or up if the chain does not accept less."""
     value = group[key]
-    for by in (0.99, 1.01, 1.0):
-        group[key] = by * value if type(value) is float else value
+    for factor in (0.99, 1.01, 1.0):
+        group[key] = factor * value if type(value) is float else value
         if type(value) is tuple:
-            group[key] = tuple([by * x if type(x) is float else x for x in value])
+            group[key] = tuple([factor * x if type(x) is float else x for x in value])
         try:
             opt.keys.check_groups(opt.param_groups)
             return
@@ -186,12 +193,14 @@ def _move(opt: Modular, group: dict[str, Any], key: str) -> None:
             continue
 
 
-def _all(opt: Modular) -> list[Tensor]:
-    """All that a step may change."""
+def _tensors(opt: Modular) -> list[Tensor]:
+    """Return all tensors that a step may change: parameters, state and metrics."""
     groups = opt.param_groups
-    states = [opt.state[p] for group in groups for p in group["params"]]
-    held = itertools.chain(
-        *[state.values() for state in states], *[g["chain"].values() for g in groups]
-    )
-    made = [*[p for g in groups for p in g["params"]], *held, *opt.metrics().values()]
-    return [t.detach() for t in made if isinstance(t, Tensor)]
+    params = [p for group in groups for p in group["params"]]
+    values: list[Any] = [*params]
+    for p in params:
+        values += opt.state[p].values()
+    for group in groups:
+        values += group["chain"].values()
+    values += opt.metrics().values()
+    return [x.detach() for x in values if isinstance(x, Tensor)]

@@ -16,16 +16,17 @@ def mars_adamw(
     weight_decay: float = 0.0,
     gamma: float = 0.025,
 ) -> Chain:
-    """AdamW of gradients whose change since the last step is stretched, each of norm 1 at most.
+    """Run AdamW on gradients that extrapolate their last change, each tensor clipped to norm 1.
 
-    The paper has it for matrices, and AdamW with a rate of its own for vectors.
+    The paper uses this method for matrices, and AdamW with a separate learning rate for vectors.
 
     Reference:
         Yuan et al., "MARS: unleashing the power of variance reduction for training large models",
         arXiv 2411.10438.
     """
-    adamw = Adam(betas, eps), WeightDecay(weight_decay), LR(lr)
-    return Chain(Mars(None, gamma), ClipNorm(1.0), *adamw)
+    return Chain(
+        Mars(None, gamma), ClipNorm(1.0), Adam(betas, eps), WeightDecay(weight_decay), LR(lr)
+    )
 
 
 @published
@@ -38,7 +39,7 @@ def ademamix(
     alpha_warmup: int | None = None,
     beta3_warmup: int | None = None,
 ) -> Chain:
-    """AdamW with a second average of gradients, over ten thousand steps.
+    """Add a second average of gradients, over ten thousand steps, to AdamW.
 
     Reference:
         Pagliardini et al., "The AdEMAMix optimizer: better, faster, older", arXiv 2409.03137.

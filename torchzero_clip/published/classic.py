@@ -1,4 +1,4 @@
-"""The methods of torch.optim, with its arguments."""
+"""The methods of torch.optim, with torch's arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sgd(
     weight_decay: float = 0.0,
     nesterov: bool = False,
 ) -> Chain:
-    """The gradient, or with momentum a running sum of gradients.
+    """Follow the gradient, or with momentum a running sum of gradients.
 
     Reference:
         Sutskever, Martens, Dahl, Hinton, "On the importance of initialization and momentum in deep
@@ -47,7 +47,7 @@ def adagrad(
     initial_accumulator_value: float = 0.0,
     eps: float = 1e-10,
 ) -> Chain:
-    """The gradient over the root of the sum of its squares.
+    """Divide the gradient by the root of the sum of all squared gradients.
 
     Reference:
         Duchi, Hazan, Singer, "Adaptive subgradient methods for online learning and stochastic
@@ -66,7 +66,7 @@ def rmsprop(
     momentum: float = 0.0,
     centered: bool = False,
 ) -> Chain:
-    """The gradient over the root of the average of its squares.
+    """Divide the gradient by the root of a running average of its squares.
 
     Reference:
         Hinton, "Neural networks for machine learning", lecture 6e; Graves, arXiv 1308.0850;
@@ -83,7 +83,9 @@ def adam(
     weight_decay: float = 0.0,
     amsgrad: bool = False,
 ) -> Chain:
-    """Momentum over the root of the second moment; the decay joins the gradient, as an L2 penalty.
+    """Divide an average of gradients by the root of an average of their squares.
+
+    Weight decay is added to the gradient, as an L2 penalty.
 
     Reference:
         Kingma, Ba, "Adam: a method for stochastic optimization", arXiv 1412.6980; torch.optim.Adam.
@@ -99,7 +101,7 @@ def adamw(
     weight_decay: float = 1e-2,
     amsgrad: bool = False,
 ) -> Chain:
-    """Adam, and beside it a decay of the weights that no average sees.
+    """Combine Adam with a weight decay that does not enter the averages of gradients.
 
     Reference:
         Loshchilov, Hutter, "Decoupled weight decay regularization", arXiv 1711.05101;
@@ -117,7 +119,7 @@ def nadam(
     momentum_decay: float = 4e-3,
     decoupled_weight_decay: bool = False,
 ) -> Chain:
-    """Adam that looks ahead; with `decoupled_weight_decay=True` it is NAdamW.
+    """Combine Adam with Nesterov momentum; with `decoupled_weight_decay=True` it is NAdamW.
 
     Reference:
         Dozat, "Incorporating Nesterov momentum into Adam", ICLR 2016 workshop; torch.optim.NAdam.
@@ -133,7 +135,7 @@ def radam(
     weight_decay: float = 0.0,
     decoupled_weight_decay: bool = False,
 ) -> Chain:
-    """Adam that begins as momentum, until its second moment can be trusted.
+    """Use momentum until the second moment is reliable, and Adam from then on.
 
     Reference:
         Liu et al., "On the variance of the adaptive learning rate and beyond", arXiv 1908.03265;
@@ -143,8 +145,11 @@ def radam(
 
 
 def _decayed(direction: Transform, weight_decay: float, decoupled: bool, lr: float) -> Chain:
+    """Return a chain in which weight decay comes before the direction, or after it if decoupled."""
     decay = WeightDecay(weight_decay)
-    return Chain(direction, decay, LR(lr)) if decoupled else Chain(decay, direction, LR(lr))
+    if decoupled:
+        return Chain(direction, decay, LR(lr))
+    return Chain(decay, direction, LR(lr))
 
 
 @published
@@ -154,7 +159,7 @@ def adamax(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
 ) -> Chain:
-    """Momentum over the largest entry of late.
+    """Divide momentum by a decaying maximum of the gradient's magnitude.
 
     Reference:
         Kingma, Ba, "Adam: a method for stochastic optimization", arXiv 1412.6980;
@@ -167,7 +172,7 @@ def adamax(
 def adadelta(
     lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0
 ) -> Chain:
-    """Steps as large as the last steps were, for gradients as large as the last ones.
+    """Scale the gradient by the ratio of recent step sizes to recent gradient sizes.
 
     Reference:
         Zeiler, "Adadelta: an adaptive learning rate method", arXiv 1212.5701; torch.optim.Adadelta.
@@ -181,7 +186,7 @@ def rprop(
     etas: tuple[float, float] = (0.5, 1.2),
     step_sizes: tuple[float, float] = (1e-6, 50.0),
 ) -> Chain:
-    """A step size for every entry, from the signs of its gradients; for whole batches.
+    """Adapt a step size for every element to the signs of its gradients; for full batches.
 
     Reference:
         Riedmiller, Braun, "A direct adaptive method for faster backpropagation learning: the RPROP
@@ -198,7 +203,7 @@ def asgd(
     t0: float = 1e6,
     weight_decay: float = 0.0,
 ) -> Chain:
-    """Steps that shrink, and the average of the weights on their way beside them.
+    """Take steps that shrink, and keep an average of the weights.
 
     Reference:
         Polyak, Juditsky, "Acceleration of stochastic approximation by averaging", SIAM Journal on
@@ -215,7 +220,7 @@ def adafactor(
     d: float = 1.0,
     weight_decay: float = 0.0,
 ) -> Chain:
-    """Second moments of rows and columns alone, no momentum, and steps as large as the weights ask.
+    """Use second moments of rows and columns, no momentum, and steps relative to the weights.
 
     Reference:
         Shazeer, Stern, "Adafactor: adaptive learning rates with sublinear memory cost",

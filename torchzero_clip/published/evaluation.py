@@ -1,4 +1,4 @@
-"""Methods that are judged at other weights than those that they train."""
+"""Methods that train some weights and evaluate others, such as an average of them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ def schedule_free_adamw(
     r: float = 0.0,
     weight_lr_power: float = 2.0,
 ) -> Chain:
-    """AdamW with an average of weights in place of momentum and schedule.
+    """Replace the momentum and the schedule of AdamW by an average of weights.
 
-    A warm-up is a schedule of lr that rises and stays.
+    For a warm-up, schedule `lr` to rise and then to stay constant.
 
     Reference:
         Defazio et al., "The road less scheduled", arXiv 2405.15682.
     """
-    adamw = Adam(betas, eps, momentum=False), WeightDecay(weight_decay), LR(lr)
-    return Chain(*adamw, ScheduleFree(None, r, weight_lr_power))
+    return Chain(
+        Adam(betas, eps, momentum=False),
+        WeightDecay(weight_decay),
+        LR(lr),
+        ScheduleFree(None, r, weight_lr_power),
+    )
 
 
 @published
@@ -37,14 +41,18 @@ def schedule_free_radam(
     r: float = 0.0,
     weight_lr_power: float = 2.0,
 ) -> Chain:
-    """Schedule-Free AdamW whose first steps are as short as those of RAdam, in place of a warm-up.
+    """Run Schedule-Free AdamW with the short first steps of RAdam in place of a warm-up.
 
     Reference:
         Defazio et al., "The road less scheduled", arXiv 2405.15682; Liu et al., "On the variance of
         the adaptive learning rate and beyond", arXiv 1908.03265.
     """
-    adamw = Adam(betas, eps, momentum=False), WeightDecay(weight_decay), LR(lr)
-    return Chain(*adamw, ScheduleFree(None, r, weight_lr_power, rectified=True))
+    return Chain(
+        Adam(betas, eps, momentum=False),
+        WeightDecay(weight_decay),
+        LR(lr),
+        ScheduleFree(None, r, weight_lr_power, rectified=True),
+    )
 
 
 @published
@@ -55,9 +63,9 @@ def schedule_free_sgd(
     r: float = 0.0,
     weight_lr_power: float = 2.0,
 ) -> Chain:
-    """The gradient, with an average of weights in place of momentum and schedule.
+    """Replace the momentum and the schedule of SGD by an average of weights.
 
-    A warm-up is a schedule of lr that rises and stays.
+    For a warm-up, schedule `lr` to rise and then to stay constant.
 
     Reference:
         Defazio et al., "The road less scheduled", arXiv 2405.15682.
@@ -74,14 +82,13 @@ def ema_adamw(
     weight_decay: float = 1e-2,
     decay: float = 0.999,
 ) -> Chain:
-    """AdamW, judged at an exponential average of its weights.
+    """Run AdamW and evaluate an exponential moving average of its weights.
 
     Reference:
         Loshchilov, Hutter, "Decoupled weight decay regularization", arXiv 1711.05101;
         torch.optim.swa_utils.
     """
-    adamw = Adam(betas, eps), WeightDecay(weight_decay), LR(lr)
-    return Chain(*adamw, WeightEMA(decay))
+    return Chain(Adam(betas, eps), WeightDecay(weight_decay), LR(lr), WeightEMA(decay))
 
 
 @published
@@ -93,10 +100,9 @@ def lookahead_adam(
     k: int = 6,
     alpha: float = 0.5,
 ) -> Chain:
-    """Adam, whose weights are drawn back to slow ones every k steps.
+    """Run Adam and pull its weights back to slow weights every k steps.
 
     Reference:
         Zhang et al., "Lookahead optimizer: k steps forward, 1 step back", arXiv 1907.08610.
     """
-    adam = WeightDecay(weight_decay), Adam(betas, eps), LR(lr)
-    return Chain(*adam, Lookahead(k, alpha))
+    return Chain(WeightDecay(weight_decay), Adam(betas, eps), LR(lr), Lookahead(k, alpha))

@@ -1,4 +1,4 @@
-"""AdamW with one idea more."""
+"""Variants of AdamW, each with one addition."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def cadamw(
     eps: float = 1e-8,
     weight_decay: float = 1e-2,
 ) -> Chain:
-    """AdamW whose step keeps only the entries that agree with the gradient.
+    """Keep only the elements of an AdamW step whose sign agrees with the gradient.
 
     Reference:
         Liang et al., "Cautious optimizers: improving training with one line of code",
@@ -32,7 +32,7 @@ def grams(
     eps: float = 1e-6,
     weight_decay: float = 0.0,
 ) -> Chain:
-    """AdamW whose entries go as far as ever, and the way that the gradient points.
+    """Combine the step sizes of AdamW with the signs of the gradient.
 
     Reference:
         Cao et al., "Grams: gradient descent with adaptive momentum scaling", arXiv 2412.17107.
@@ -47,11 +47,12 @@ def adamc(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
 ) -> Chain:
-    """AdamW whose decay falls with the square of a schedule, for weights before a normalisation.
+    """Let weight decay fall with the square of the schedule, for weights before a normalization.
 
-    It is times lr over the largest lr so far, which is 1 while a warm-up rises; pytorch_optimizer
-    divides by the lr that it was made with, so that its decay at a tenth of it is a tenth of ours.
-    Give other weights a group of their own with `weight_decay=0`, or `Masked` another decay.
+    The decay is multiplied by lr divided by the largest lr so far, which is 1 during a warm-up.
+    pytorch_optimizer divides by the initial lr instead. At a tenth of that rate, early in a
+    warm-up, its decay is therefore a tenth of the decay here. Give other weights a separate group
+    with `weight_decay=0`, or use `Masked` for another decay.
 
     Reference:
         Defazio, "Why gradients rapidly increase near the end of training", arXiv 2506.02285;
@@ -71,7 +72,7 @@ def adagc(
     beta: float = 0.98,
     warmup_steps: int = 100,
 ) -> Chain:
-    """AdamW behind a clip that holds each tensor within a factor of its own past.
+    """Clip each tensor to a multiple of its past norms before AdamW.
 
     Reference:
         Wang et al., "AdaGC: improving training stability for large language model pretraining",
@@ -88,7 +89,7 @@ def stable_adamw(
     eps: float = 1e-6,
     weight_decay: float = 1e-2,
 ) -> Chain:
-    """AdamW that steps shorter where gradients outgrow their own average, decay and all.
+    """Shorten AdamW's steps, decay included, if gradients are larger than their average.
 
     Reference:
         Wortsman et al., "Stable and low-precision training for large-scale vision-language models",
@@ -108,9 +109,9 @@ def spam(
     warmup: int = 150,
     wait: int = 20,
 ) -> Chain:
-    """Adam behind a clip of single entries; both forget all but the count of steps now and then.
+    """Clip spikes of single elements before Adam, and reset both regularly.
 
-    The decay is of the weights that the step leaves.
+    A reset keeps the step count. Weight decay uses the weights after the step.
 
     Reference:
         Huang et al., "SPAM: spike-aware Adam with momentum reset for stable LLM training",
@@ -132,13 +133,18 @@ def stable_spam(
     every: int = 1000,
     past_only: bool = False,
 ) -> Chain:
-    """AdamW that forgets now and then, behind a clip of entries and a damping of norms.
+    """Clip elements and damp norms before AdamW, whose state is reset regularly.
 
-    With `past_only=True` a spike does not raise the bound that it is cut to.
+    With `past_only=True` a spike does not raise the bound to which it is clipped.
 
     Reference:
         Huang et al., "Stable-SPAM: how to train in 4-bit more stably than 16-bit Adam",
         arXiv 2502.17055.
     """
-    gradient = AdaClip(theta, past_only), AdaGN(gammas, eps)
-    return Chain(*gradient, Reset(Adam(betas, eps), every), WeightDecay(weight_decay), LR(lr))
+    return Chain(
+        AdaClip(theta, past_only),
+        AdaGN(gammas, eps),
+        Reset(Adam(betas, eps), every),
+        WeightDecay(weight_decay),
+        LR(lr),
+    )

@@ -1,4 +1,4 @@
-"""Methods whose step is in proportion to the weight of each layer."""
+"""Methods whose steps are proportional to the norm of each weight."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ def lars(
     trust_coefficient: float = 1e-3,
     nesterov: bool = False,
 ) -> Chain:
-    """The momentum of steps that are each a share of their weight.
+    """Accumulate momentum of steps that are each a fraction of their weight's norm.
 
-    The scaling comes before the momentum, and so does the learning rate: what the sum remembers are
-    steps, and a change of `lr` acts on the new ones alone. The paper leaves biases and the weights
-    of normalisation out of decay and scaling.
+    The scaling and the learning rate come before the momentum. Momentum therefore accumulates
+    steps, and a change of `lr` affects only new steps. The paper applies neither decay nor scaling
+    to biases and to the weights of normalization layers.
 
     Reference:
         You, Gitman, Ginsburg, "Large batch training of convolutional networks", arXiv 1708.03888;
         optax.lars.
     """
-    scaled = WeightDecay(weight_decay), TrustRatio(trust_coefficient)
-    return Chain(*scaled, LR(lr), Momentum(momentum, nesterov))
+    return Chain(
+        WeightDecay(weight_decay),
+        TrustRatio(trust_coefficient),
+        LR(lr),
+        Momentum(momentum, nesterov),
+    )
 
 
 @published
@@ -37,10 +41,10 @@ def lamb(
     eps: float = 1e-6,
     weight_decay: float = 0.0,
 ) -> Chain:
-    """Adam's direction with decay, scaled to the norm of each weight.
+    """Scale Adam's direction, including weight decay, to the norm of each weight.
 
-    With `ClipNorm(1.0, dim="global")` in front it is the LAMB of timm (tested against timm), whose
-    weight decay is 0.01 by default.
+    With `ClipNorm(1.0, dim="global")` before it, the chain is the LAMB of timm (tested against
+    timm). In timm the default weight decay is 0.01.
 
     Reference:
         You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",
@@ -57,7 +61,7 @@ def lambc(
     weight_decay: float = 0.01,
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> Chain:
-    """LAMB that makes no step longer than Adam's, since its ratio stays between two bounds.
+    """Bound the trust ratio of LAMB, so that no step is longer than Adam's.
 
     Reference:
         Fong et al., "Improving layer-wise adaptive rate methods using trust ratio clipping",

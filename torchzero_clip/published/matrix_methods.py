@@ -40,16 +40,20 @@ def muon(
     nesterov: bool = True,
     scale: Literal["original", "match_rms_adamw"] | None = "original",
 ) -> Chain:
-    """A momentum whose matrices are made orthogonal; for matrices alone.
+    """Orthogonalize a momentum of the gradient; for matrices only.
 
-    torch.optim.Muon calls `scale` `adjust_lr_fn`.
+    The argument `scale` is called `adjust_lr_fn` in torch.optim.Muon.
 
     Reference:
         Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024);
         torch.optim.Muon.
     """
-    direction = EMA(momentum, nesterov=nesterov), Orthogonalize(scale=scale)
-    return Chain(*direction, WeightDecay(weight_decay), LR(lr))
+    return Chain(
+        EMA(momentum, nesterov=nesterov),
+        Orthogonalize(scale=scale),
+        WeightDecay(weight_decay),
+        LR(lr),
+    )
 
 
 @published
@@ -60,15 +64,19 @@ def normuon(
     beta: float = 0.95,
     nesterov: bool = True,
 ) -> Chain:
-    """Muon whose neurons move about equally far; for matrices alone.
+    """Run Muon with neurons that move about equally far; for matrices only.
 
     Reference:
         Li et al., "NorMuon: making Muon more efficient and scalable", arXiv 2510.05491;
         zichongli5/NorMuon.
     """
-    average, neurons = EMA(momentum, nesterov=nesterov), NeuronNorm(beta)
-    direction = average, Orthogonalize(scale="original"), neurons
-    return Chain(*direction, WeightDecay(weight_decay), LR(lr))
+    return Chain(
+        EMA(momentum, nesterov=nesterov),
+        Orthogonalize(scale="original"),
+        NeuronNorm(beta),
+        WeightDecay(weight_decay),
+        LR(lr),
+    )
 
 
 @published
@@ -79,17 +87,22 @@ def muoneq(
     nesterov: bool = True,
     scale: Literal["original", "match_rms_adamw"] | None = "match_rms_adamw",
 ) -> Chain:
-    """Muon of a momentum whose rows were made equal, MuonEq (R); for matrices alone.
+    """Give the rows of the momentum equal norms before Muon (MuonEq R); for matrices only.
 
-    These are its authors' values for language models; for CIFAR-10 they take 5e-3, no decay, a
-    momentum of 0.9 and no scale.
+    The defaults are the authors' values for language models. For CIFAR-10 they use a learning rate
+    of 5e-3, no decay, a momentum of 0.9 and no scale.
 
     Reference:
         Chang et al., "MuonEq: balancing before orthogonalization with lightweight equilibration",
         arXiv 2603.28254; MaeChd/muon-eq.
     """
-    direction = Momentum(momentum, nesterov), EqualRows(), Orthogonalize(scale=scale)
-    return Chain(*direction, WeightDecay(weight_decay), LR(lr))
+    return Chain(
+        Momentum(momentum, nesterov),
+        EqualRows(),
+        Orthogonalize(scale=scale),
+        WeightDecay(weight_decay),
+        LR(lr),
+    )
 
 
 @published
@@ -99,17 +112,23 @@ def muon_plus(
     momentum: float = 0.95,
     nesterov: bool = True,
 ) -> Chain:
-    """Muon whose rows, then columns, get norm one, Muon+ (row_col); for matrices alone.
+    """Normalize the rows, then the columns, of Muon's update (Muon+ row_col); for matrices only.
 
-    Its authors also multiply what the rows and columns make, not the decay, by √(rows / columns).
+    The authors' code also multiplies the normalized update, but not the decay, by
+    √(rows / columns).
 
     Reference:
         Zhang et al., "Muon+: towards better Muon via one additional normalization step", arXiv
         2602.21545; K1seki221/MuonPlus.
     """
-    lines = Normalize(dim=1), Normalize(dim=0)
-    direction = Momentum(momentum, nesterov), Orthogonalize(), *lines
-    return Chain(*direction, WeightDecay(weight_decay), LR(lr))
+    return Chain(
+        Momentum(momentum, nesterov),
+        Orthogonalize(),
+        Normalize(dim=1),
+        Normalize(dim=0),
+        WeightDecay(weight_decay),
+        LR(lr),
+    )
 
 
 @published
@@ -120,34 +139,45 @@ def adamuon(
     nesterov: bool = True,
     eps: float = 1e-8,
 ) -> Chain:
-    """Muon of the signs of a momentum, over the root of its mean square; for matrices alone.
+    """Orthogonalize the signs of a momentum, then divide as RMSprop does; for matrices only.
 
-    Both averages keep the same share, and entries of the update are as large as Adam's.
+    Both averages have the same decay rate. The elements of the update are as large as Adam's.
 
     Reference:
         Si et al., "AdaMuon: adaptive Muon optimizer", arXiv 2507.11005; Chongjie-Si/AdaMuon.
     """
-    direction = EMA(momentum, nesterov=nesterov), Sign(), Orthogonalize()
-    size = RMSprop(None, eps), Normalize(0.2, "rms")
-    return Chain(*direction, *size, WeightDecay(weight_decay), LR(lr))
+    return Chain(
+        EMA(momentum, nesterov=nesterov),
+        Sign(),
+        Orthogonalize(),
+        RMSprop(None, eps),
+        Normalize(0.2, "rms"),
+        WeightDecay(weight_decay),
+        LR(lr),
+    )
 
 
-EXPRESS = (  # Polar Express in five steps
+POLAR_EXPRESS = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
     (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
+"""The coefficients of Polar Express in five steps."""
 
 
-def express(safety: float) -> tuple[tuple[float, float, float], ...]:
-    """The steps where the first divides by a factor, as others do with the matrix."""
-    (a, b, c), *rest = EXPRESS
+def polar_express(safety: float) -> tuple[tuple[float, float, float], ...]:
+    """Return the coefficients of Polar Express for a matrix that is first divided by `safety`.
+
+    The first step does the division, so that the matrix itself is not divided.
+    """
+    (a, b, c), *rest = POLAR_EXPRESS
     return (a / safety, b / safety**3, c / safety**5), *rest
 
 
-NANOCHAT, DION = express(1.01), express(1.02)
+NANOCHAT_COEFFICIENTS = polar_express(1.01)
+DION_COEFFICIENTS = polar_express(1.02)
 
 
 @published
@@ -157,18 +187,23 @@ def nanochat(
     momentum: float = 0.95,
     beta: float = 0.9,
 ) -> Chain:
-    """What nanochat does with matrices: MuonEq, Polar Express, a norm, NorMuon, cautious decay.
+    """Train matrices as nanochat does: MuonEq, Polar Express, a norm, NorMuon, cautious decay.
 
-    It multiplies the decay of matrices with more rows than columns by √(rows / columns) too: give
-    them a group with such a `weight_decay`.
+    nanochat also multiplies the decay of matrices with more rows than columns by √(rows / columns).
+    To do the same, give these matrices a group with such a `weight_decay`.
 
     Reference:
         karpathy/nanochat, `nanochat/optim.py`.
     """
-    average = EMA(momentum, nesterov=True)
-    direction = average, EqualRows(), Orthogonalize(None, NANOCHAT)
-    neurons = Normalize(per_shape="sqrt_rows"), NeuronNorm(beta, neurons="longer")
-    return Chain(*direction, *neurons, WeightDecay(weight_decay, cautious=True), LR(lr))
+    return Chain(
+        EMA(momentum, nesterov=True),
+        EqualRows(),
+        Orthogonalize(None, NANOCHAT_COEFFICIENTS),
+        Normalize(per_shape="sqrt_rows"),
+        NeuronNorm(beta, neurons="longer"),
+        WeightDecay(weight_decay, cautious=True),
+        LR(lr),
+    )
 
 
 @published
@@ -178,14 +213,15 @@ def dion2(
     ef_decay: float = 0.95,
     weight_decay: float = 0.01,
 ) -> Chain:
-    """Muon of a share of the rows, or of the columns where they are fewer; for matrices alone.
+    """Run Muon on a share of the rows, or of the columns if they are fewer; for matrices only.
 
-    The learning rate is that of steps whose matrices map vectors of mean square one to such.
+    The learning rate is for steps that, as matrices, map vectors of mean square 1 to vectors of
+    mean square 1.
 
     Reference:
         Ahn et al., Dion2; microsoft/dion, `dion/dion2.py`.
     """
-    rows = Rows(fraction, Orthogonalize(None, DION), ef_decay)
+    rows = Rows(fraction, Orthogonalize(None, DION_COEFFICIENTS), ef_decay)
     return Chain(rows, ScaleByShape(), WeightDecay(weight_decay), LR(lr))
 
 
@@ -197,16 +233,21 @@ def nordion2(
     muon_beta2: float = 0.95,
     weight_decay: float = 0.01,
 ) -> Chain:
-    """NorMuon of a share of the rows, the largest of what has gathered; for matrices alone.
+    """Run NorMuon on the share of the rows that has accumulated most; for matrices only.
 
-    The learning rate is that of steps whose matrices map vectors of mean square one to such.
+    The learning rate is for steps that, as matrices, map vectors of mean square 1 to vectors of
+    mean square 1.
 
     Reference:
         microsoft/dion, `dion/nordion2.py`, with `selection_scope="global"`.
     """
-    rows = Rows(fraction, Orthogonalize(None, DION), mu, lines="rows")
-    direction = rows, NeuronNorm(muon_beta2), ScaleByShape()
-    return Chain(*direction, WeightDecay(weight_decay), LR(lr))
+    return Chain(
+        Rows(fraction, Orthogonalize(None, DION_COEFFICIENTS), mu, lines="rows"),
+        NeuronNorm(muon_beta2),
+        ScaleByShape(),
+        WeightDecay(weight_decay),
+        LR(lr),
+    )
 
 
 @published
@@ -217,7 +258,7 @@ def dion3(
     muon_beta2: float = 0.95,
     weight_decay: float = 0.01,
 ) -> Chain:
-    """Another name of NorDion2, as its authors have it; for matrices alone.
+    """Run NorDion2, which its authors also call Dion3; for matrices only.
 
     Reference:
         microsoft/dion, `dion/dion3.py`.
@@ -233,18 +274,22 @@ def polar(
     method: Literal["polar_express", "ns"] = "polar_express",
     inner_steps: int = 8,
 ) -> Chain:
-    """PolarGrad: Muon as long as the momentum's singular values together; for matrices alone.
+    """Multiply Muon's update by the momentum's nuclear norm (PolarGrad); for matrices only.
 
-    Its authors' code takes QDWH with two steps where `method` is not given, which decomposes
-    matrices; the two here multiply, and "polar_express" comes as near in eight.
+    By default the authors' code uses two steps of QDWH, which decomposes matrices. Both methods
+    here only multiply matrices, and "polar_express" is as accurate in eight steps.
 
     Reference:
         Lau et al., "PolarGrad: a class of matrix-gradient optimizers from a unifying
         preconditioning perspective", arXiv 2505.21799; timlautk/polargrad.
     """
     coefficients = method if method == "polar_express" else (3.4445, -4.7750, 2.031)
-    direction = EMA(momentum), Steepest(Orthogonalize(inner_steps, coefficients))
-    return Chain(*direction, WeightDecay(weight_decay), LR(lr))
+    return Chain(
+        EMA(momentum),
+        Steepest(Orthogonalize(inner_steps, coefficients)),
+        WeightDecay(weight_decay),
+        LR(lr),
+    )
 
 
 @published
@@ -255,10 +300,11 @@ def scion(
     scale: float = 1.0,
     unconstrained: bool = False,
 ) -> Chain:
-    """Steps to the edge of a ball of matrices, of a norm by which widths are alike.
+    """Step to the edge of a ball of matrices, in a norm that suits layers of any width.
 
-    "Spectral" is for hidden matrices, "Sign" for those at the ends; `scale` is the radius of the
-    ball. As in its authors' code `momentum` is the share of the new gradient, 1 is without.
+    "Spectral" is for hidden matrices, and "Sign" is for the first and the last matrix. `scale` is
+    the radius of the ball. As in the authors' code, `momentum` is the weight of the new gradient,
+    so 1 means no momentum.
 
     Reference:
         Pethick et al., "Training deep learning models with norm-constrained LMOs", arXiv
@@ -284,12 +330,12 @@ def soap(
     max_precond_dim: int = 10000,
     first: Literal["skip", "step"] = "skip",
 ) -> Chain:
-    """Adam in the bases of Shampoo, renewed every few steps; vectors have Adam alone.
+    """Run Adam in the bases of Shampoo, which are renewed every few steps; vectors use Adam alone.
 
-    `shampoo_beta` is the second of `betas` unless it is given, in every step; the authors' code
-    keeps that of the first. Where `first` is "skip" the first gradient only makes the bases, as in
-    that code, which decays after the step; "step" is that of NVIDIA's. Tensors of four and more
-    dims count as matrices of shape (first, rest).
+    By default, `shampoo_beta` is the second of `betas` in every step. The authors' code keeps the
+    value of the first step. If `first` is "skip", the first gradient only initializes the bases,
+    as in the authors' code, which applies decay after the step. "step" is the behavior of NVIDIA's
+    code. Tensors of four or more dims are matrices of shape (first, rest).
 
     Reference:
         Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", arXiv 2409.11321;
@@ -307,18 +353,19 @@ def soap_hyperball(
     q_freq: int = 1,
     eps: float = 1e-8,
 ) -> Chain:
-    """SOAP in steps of a share of a matrix's norm, after which it has that norm again, SOAP-H.
+    """Take SOAP steps relative to a matrix's norm, and restore that norm after each step (SOAP-H).
 
-    For matrices alone. Its run with a GPT of 124 million weights takes a learning rate of 0.018
-    that falls to zero. A matrix of zeros, which stays one there, moves freely here.
+    For matrices only. The authors' run with a GPT of 124 million weights uses a learning rate of
+    0.018 that falls to zero. In the authors' code a matrix of zeros stays zero; here it moves
+    freely.
 
     Reference:
         KellerJordan/modded-nanogpt, track 3, `results/20260518_soaph`; Wen et al., "Fantastic
         pretraining optimizers and where to find them II: Hyperball optimization", arXiv 2606.16899.
     """
     adam = Adam((momentum, ema_beta), eps, bias_correction=False)
-    direction = InBasis(SOAPBasis(None, q_freq, "use"), adam), TrustRatio()
-    return Chain(*direction, LR(lr), Hyperball())
+    direction = InBasis(SOAPBasis(None, q_freq, "use"), adam)
+    return Chain(direction, TrustRatio(), LR(lr), Hyperball())
 
 
 @published
@@ -330,11 +377,11 @@ def klsoap(
     weight_decay: float = 0.01,
     precondition_frequency: int = 10,
 ) -> Chain:
-    """SOAP in bases that each side learns from what the other has whitened, KL-SOAP.
+    """Run SOAP in bases that each side learns after the other side has whitened (KL-SOAP).
 
-    `shampoo_beta` is the second of `betas` unless it is given, in every step; its authors' code
-    keeps that of the first. The first gradient only makes the bases, and that code decays after
-    the step. Vectors, which it does not take, have Adam alone.
+    By default, `shampoo_beta` is the second of `betas` in every step. The authors' code keeps the
+    value of the first step. The first gradient only initializes the bases, and the authors' code
+    applies decay after the step. Vectors, which that code does not accept, use Adam alone.
 
     Reference:
         Lin et al., "Understanding and improving Shampoo and SOAP via Kullback-Leibler
@@ -355,12 +402,13 @@ def shampoo(
     max_preconditioner_dim: int = 10000,
     grafting_epsilon: float = 1e-8,
 ) -> Chain:
-    """Shampoo with the size of Adam's step; for matrices alone.
+    """Run Shampoo with the size of Adam's step; for matrices only.
 
-    Its authors sum the statistics up by default, where `betas` is (0.9, 1.0), and renew the
-    eigenvectors in each step whose number `precondition_frequency` divides, 1 by default, with the
-    step of Adam until then; here the first step has eigenvectors of its own. They cut sides longer
-    than `max_preconditioner_dim` into blocks; here such sides are left as they are.
+    By default, the authors' code sums the statistics, with `betas` of (0.9, 1.0). It renews the
+    eigenvectors in each step whose number is divisible by `precondition_frequency`, which is 1 by
+    default. Until the first renewal it takes the step of Adam; here the first step already has
+    eigenvectors. It cuts sides longer than `max_preconditioner_dim` into blocks; here such sides
+    are not preconditioned.
 
     Reference:
         Shi et al., "A distributed data-parallel PyTorch implementation of the distributed Shampoo
@@ -373,12 +421,13 @@ def shampoo(
     return Chain(step, WeightDecay(weight_decay), LR(lr))
 
 
-SAVED: dict[str | None, Any] = {
+KRON_DIAGONALS: dict[str | None, Any] = {
     "smart_one_diag": "longer",
     "one_diag": "one",
     "all_diag": "all",
     None: None,
 }
+"""The argument `diagonal` of `Kron`, by the `memory_save_mode` of the official code."""
 
 
 @published
@@ -392,16 +441,16 @@ def kron(
     precond_lr: float = 0.1,
     precond_init_scale: float = 1.0,
 ) -> Chain:
-    """PSGD with Kronecker factors: a momentum that is whitened, and clipped where it is large.
+    """Whiten a momentum with the Kronecker factors of PSGD, and clip large updates.
 
-    `every` None is the official schedule. Its code decays matrices alone: give vectors a group with
-    `weight_decay=0`. Tensors of three and more dims are cut as (all but the last, last) there where
-    that is less wide, here as (first, rest).
+    `every=None` is the official schedule. The official code decays only matrices: to do the same,
+    give vectors a group with `weight_decay=0`. It reshapes tensors of three or more dims to
+    (all but the last, last) if that is less wide. Here they are reshaped to (first, rest).
 
     Reference:
         Pooladzandi, Li, "Curvature-informed SGD via general purpose Lie-group preconditioners",
         arXiv 2402.04553; evanatyourservice/kron_torch.
     """
-    saved = SAVED[memory_save_mode]
-    direction = Kron(b1, precond_lr, every, max_size_triangular, saved, precond_init_scale)
+    diagonal = KRON_DIAGONALS[memory_save_mode]
+    direction = Kron(b1, precond_lr, every, max_size_triangular, diagonal, precond_init_scale)
     return Chain(direction, ClipRMS(1.1), WeightDecay(weight_decay), LR(lr))

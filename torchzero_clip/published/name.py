@@ -1,4 +1,4 @@
-"""What a published method is called, and the chain that it is."""
+"""The names of published methods, and the function that returns the chain of each."""
 
 from __future__ import annotations
 
@@ -12,21 +12,29 @@ from torchzero_clip.core import Chain, Transform
 Recipe = TypeVar("Recipe", bound=Callable[..., Chain])
 
 NAMES: dict[str, Callable[..., Chain]] = {}
-"""The function that makes the chain of each name."""
+"""The function that returns the chain, by the name of the method."""
 
 
 def published(recipe: Recipe) -> Recipe:
-    """Make a function's name one that `named` knows; an identity must hold it to the method."""
+    """Register a function under its name for `named`.
+
+    An identity must test the function against the code of the method.
+    """
     NAMES[recipe.__name__] = recipe
     return recipe
 
 
 def named(name: str, **arguments: Any) -> Chain:
-    """The chain of a published method; `python -m torchzero_clip NAME` shows what is in it.
+    """Return the chain of a published method.
+
+    `python -m torchzero_clip NAME` prints the links of the chain, their formulas and the reference.
 
     Args:
-        name: As people know it, such as "adamw" or "lamb".
-        **arguments: Those of the method, with its defaults.
+        name: The name of the method, such as "adamw" or "lamb".
+        **arguments: Arguments of the method, such as lr=1e-3. The defaults are the method's own.
+
+    Returns:
+        A chain, which can be passed to `Modular` alone or together with other links.
 
     Example:
         >>> import torch
@@ -36,10 +44,10 @@ def named(name: str, **arguments: Any) -> Chain:
     """
     if name not in NAMES:
         raise ValueError(f"named: there is no {name!r}: {instead_of(name)}")
-    takes = inspect.signature(NAMES[name]).parameters
-    for given in arguments:
-        if given not in takes:
-            raise TypeError(f"named: {name!r} takes {', '.join(takes)}, got {given!r}")
+    accepted = inspect.signature(NAMES[name]).parameters
+    for argument in arguments:
+        if argument not in accepted:
+            raise TypeError(f"named: {name!r} takes {', '.join(accepted)}, got {argument!r}")
     return NAMES[name](**arguments)
 
 
@@ -70,28 +78,33 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgdm": ("sgd", {"momentum": 0.9}),
     "sign_sgd": ("signum", {"momentum": 0.0}),
 }
-"""Names of other libraries, and the name here with the arguments that are theirs, or nearest."""
+"""Names in other libraries, and the equivalent or nearest name and arguments here."""
 
 
 def instead_of(name: object, *others: str) -> str:
-    """What to write for a name that nobody has here: the setting that it is, or the nearest names.
+    """Return a hint for an unknown name: the equivalent setting, or the nearest names.
 
-    `others` are names of other kinds, which are near as well.
+    Args:
+        name: The name that is unknown.
+        *others: Other names to compare with, in addition to the names of methods.
     """
-    said = str(name).lower().rpartition(".")[2].replace("-", "_")
+    wanted = str(name).lower().rpartition(".")[2].replace("-", "_")
     settings = {key.replace("_", ""): setting for key, setting in SETTINGS.items()}
-    if setting := settings.get(said.replace("_", "")):
+    if setting := settings.get(wanted.replace("_", "")):
         arguments = [f", {key}={value!r}" for key, value in setting[1].items()]
         return f'take named("{setting[0]}"{"".join(arguments)})'
-    spelt = {**{key: key for key in NAMES}, **{other.lower(): other for other in others}}
-    near = difflib.get_close_matches(said, spelt, n=3, cutoff=0.6)
-    near = near or difflib.get_close_matches(said, spelt, n=1, cutoff=0)
-    *rest, last = [repr(spelt[key]) for key in near]
-    return f"did you mean {', '.join(rest)}{' or ' * bool(rest)}{last}?"
+    spelling = {**{key: key for key in NAMES}, **{other.lower(): other for other in others}}
+    near = difflib.get_close_matches(wanted, spelling, n=3, cutoff=0.6)
+    if not near:
+        near = difflib.get_close_matches(wanted, spelling, n=1, cutoff=0)
+    *rest, last = [repr(spelling[key]) for key in near]
+    if not rest:
+        return f"did you mean {last}?"
+    return f"did you mean {', '.join(rest)} or {last}?"
 
 
 def links_of(chain: Transform) -> Iterator[tuple[Transform, str]]:
-    """The links of a chain and of the chains inside it, each with its formula."""
+    """Yield the links of a chain, and of the chains inside it, each with its formula."""
     for link in chain if isinstance(chain, Chain) else [chain]:
         if isinstance(link, Chain):
             yield from links_of(link)

@@ -1,4 +1,4 @@
-"""Methods that find their learning rate: `lr` is a factor of it, and 1 unless it is scheduled."""
+"""Methods that estimate their learning rate; `lr` is a factor of the estimate, 1 by default."""
 
 from __future__ import annotations
 
@@ -23,14 +23,25 @@ def prodigy(
     d_coef: float = 1.0,
     growth_rate: float = math.inf,
 ) -> Chain:
-    """Adam whose learning rate is an estimate of how far away the solution is.
+    """Run Adam with an estimate of the distance to the solution as its learning rate.
 
     Reference:
         Mishchenko, Defazio, "Prodigy: an expeditiously adaptive parameter-free learner",
         arXiv 2306.06101.
     """
-    averages = betas, beta3, eps, weight_decay, decouple, use_bias_correction, safeguard_warmup
-    return Chain(Prodigy(*averages, d0, d_coef, growth_rate), LR(lr))
+    direction = Prodigy(
+        betas,
+        beta3,
+        eps,
+        weight_decay,
+        decouple,
+        use_bias_correction,
+        safeguard_warmup,
+        d0,
+        d_coef,
+        growth_rate,
+    )
+    return Chain(direction, LR(lr))
 
 
 @published
@@ -45,12 +56,22 @@ def dadapt_adam(
     growth_rate: float = math.inf,
     layer_scale: float = 1.0,
 ) -> Chain:
-    """Adam whose learning rate is a lower bound of how far away the solution is.
+    """Run Adam with a lower bound of the distance to the solution as its learning rate.
 
     `layer_scale` is a key of the authors' parameter groups.
 
     Reference:
         Defazio, Mishchenko, "Learning-rate-free learning by D-adaptation", arXiv 2301.07733.
     """
-    averages = lr, betas, eps, weight_decay, decouple, use_bias_correction
-    return Chain(DAdaptAdam(*averages, d0, growth_rate, layer_scale))
+    direction = DAdaptAdam(
+        lr,
+        betas,
+        eps,
+        weight_decay,
+        decouple,
+        use_bias_correction,
+        d0,
+        growth_rate,
+        layer_scale,
+    )
+    return Chain(direction)

@@ -1,4 +1,4 @@
-"""Methods that divide an average by another one, each in its own way."""
+"""Methods that divide one average by another, each in its own way."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def adam_atan2(
     a: float = 1.27,
     b: float = 1.0,
 ) -> Chain:
-    """AdamW without an eps: an arctangent in place of the division.
+    """Replace the division of AdamW by an arctangent, which needs no eps.
 
     Reference:
         Everett et al., "Scaling exponents across parameterizations and optimizers",
@@ -42,7 +42,7 @@ def adabelief(
     weight_decay: float = 0.0,
     rectify: bool = True,
 ) -> Chain:
-    """AdamW over how far gradients are from what their average expected.
+    """Divide momentum by the root of how far gradients deviate from their average.
 
     Reference:
         Zhuang et al., "AdaBelief optimizer: adapting stepsizes by the belief in observed
@@ -59,9 +59,9 @@ def adan(
     weight_decay: float = 0.0,
     no_prox: bool = False,
 ) -> Chain:
-    """Adam with an average of what changes between gradients, and a decay of what the step leaves.
+    """Add an average of gradient differences to Adam, and decay the weights after the step.
 
-    The authors' `max_grad_norm` is `ClipNorm(max_grad_norm, dim="global")` in front.
+    For the authors' `max_grad_norm`, add `ClipNorm(max_grad_norm, dim="global")` before the chain.
 
     Reference:
         Xie et al., "Adan: adaptive Nesterov momentum algorithm for faster optimizing deep models",
@@ -80,9 +80,10 @@ def adopt(
     weight_decay: float = 0.0,
     decouple: bool = False,
 ) -> Chain:
-    """Momentum of gradients that are each divided by the second moment of those before.
+    """Accumulate momentum of gradients that are divided by the second moment of earlier gradients.
 
-    The authors' `clip_lambda` is a function of the number of steps; theirs is its power of 0.25.
+    In the authors' code `clip_lambda` is a function of the step count, by default its fourth root.
+    Here `clip_power` is the exponent.
 
     Reference:
         Taniguchi et al., "ADOPT: modified Adam can converge with any β₂ with the optimal rate",
@@ -99,7 +100,7 @@ def came(
     clip_threshold: float = 1.0,
     weight_decay: float = 0.0,
 ) -> Chain:
-    """Adafactor with momentum, divided once more by how far updates are from their average.
+    """Add momentum to Adafactor, and divide it by how far updates deviate from their average.
 
     Reference:
         Luo et al., "CAME: confidence-guided adaptive memory efficient optimization",
@@ -115,9 +116,10 @@ def laprop(
     eps: float = 1e-15,
     weight_decay: float = 0.0,
 ) -> Chain:
-    """Momentum of steps that are each divided first, and a decay of what the step leaves.
+    """Accumulate momentum of gradients that are divided first, and decay weights after the step.
 
-    The decay is times the learning rate here; its authors multiply weights by 1 - weight_decay.
+    Here the decay is multiplied by the learning rate. The authors multiply the weights by
+    1 - weight_decay.
 
     Reference:
         Ziyin et al., "LaProp: separating momentum and adaptivity in Adam", arXiv 2002.04839.
@@ -133,7 +135,7 @@ def yogi(
     weight_decay: float = 0.0,
     initial_accumulator: float = 1e-6,
 ) -> Chain:
-    """Adam whose second moment takes small steps, up as well as down.
+    """Run Adam with a second moment that changes in small steps, up as well as down.
 
     Reference:
         Zaheer et al., "Adaptive methods for nonconvex optimization", NeurIPS 2018;

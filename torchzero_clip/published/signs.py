@@ -1,4 +1,4 @@
-"""Methods that step by signs, so that every entry moves equally far."""
+"""Methods that step by signs, so that every element moves equally far."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def lion(
     betas: tuple[float, float] = (0.9, 0.99),
     weight_decay: float = 0.0,
 ) -> Chain:
-    """The sign of an interpolation between average and gradient, and a decay beside it.
+    """Step by the sign of an interpolation between average and gradient, with decoupled decay.
 
     Reference:
         Chen et al., "Symbolic discovery of optimization algorithms", arXiv 2302.06675.
@@ -24,7 +24,7 @@ def lion(
 
 @published
 def signum(lr: float = 1e-3, momentum: float = 0.9, weight_decay: float = 0.0) -> Chain:
-    """The sign of an average of gradients; with a momentum of 0 it is signSGD.
+    """Step by the sign of an average of gradients; with `momentum=0` it is signSGD.
 
     Reference:
         Bernstein et al., "signSGD: compressed optimisation for non-convex problems",

@@ -1,19 +1,22 @@
-"""Source: a chain as one file of plain torch.
+"""The export of a chain as one file of plain torch.
 
-The way of a chain to a file, and who does what on it:
+These steps turn a chain into a file:
 
-1. `trace` runs one step on one parameter that stands for all, each list with one tensor, while
-   `recorder`, a mode of torch, turns whatever the links ask of torch into `operations` on `values`.
-   Live values are `live` `numbers` that remember what was done with them, and units are
-   `SourceUnits`, whose verbs (`units`) and norms (`measured`) have lines of their own. `state` says
-   how what is kept begins; `operators` are what functions of the core that look at tensors become,
-   and `naming` has copies of rules that tell what they call their values.
-2. `schedule` drops what nobody reads and gives each operation its phase: for all groups together,
-   or in one of the loops over them.
-3. `lines` makes statements of the operations: `expressions` of Python, each call as `wording` has
-   it, with `names` from the rules and the `inputs` of each loop, on a `page` that is 88 wide.
-4. `file` puts the class around them, with the functions that it calls: `helpers` for norms,
-   `fixed` ones, and the `functions` of the user that choose parameters.
+1. `written_step` runs one step on a stand-in: one parameter that represents all parameters, so that
+   every list has one tensor. `operation_recorder`, a function mode of torch, turns each torch call
+   of the links into an operation (`operations`) on values (`symbols`). Hyperparameters are numbers
+   that record how they are used (`live_numbers`, `written_numbers`). Norm rules receive units that
+   write lines of the file (`file_units`, `written_norms`). `file_state` writes how state is
+   created. `written_operators` replaces functions of the core that read tensors. `rule_names`
+   gives values the names of the variables in the rules.
+2. `schedule` drops operations whose result is not read, and gives each operation a phase. An even
+   phase runs once for all groups. An odd phase is a loop over the groups.
+3. `lines` writes the operations as statements. `expressions` and `wording` write calls and
+   operators, `value_names` chooses names, `file_inputs` writes the lists that a loop starts with,
+   and `long_lines` keeps lines within 88 columns.
+4. `file` writes the class around the statements, together with the functions that they call:
+   `helpers` for norms, `copied_functions`, and the user's `functions` that select parameters.
+   `averaged` writes the method that returns averaged weights.
 """
 
 from torchzero_clip.source.file import to_source

@@ -1,4 +1,4 @@
-"""Averaged: the lines of a file that give the weights for evaluation of a parameter."""
+"""The method of a file that returns the averaged weights of a parameter."""
 
 from __future__ import annotations
 
@@ -15,28 +15,39 @@ from torchzero_clip.source.symbols import ATOM, BINARY, SourceError
 
 
 class Term:
-    """An expression that stands for a tensor or number: its text, and how tight it binds."""
+    """The text of an expression, which `averaged` of a rule receives in place of a tensor.
 
-    def __init__(self, text: str, tight: int = ATOM) -> None:
-        self.text, self.tight = text, tight
+    Args:
+        text: The expression.
+        precedence: The precedence of its outermost operator.
+    """
+
+    def __init__(self, text: str, precedence: int = ATOM) -> None:
+        self.text = text
+        self.precedence = precedence
 
     def to(self, dtype: Term) -> Term:
-        return Term(f"{self._within(ATOM)}.to({dtype.text})")
+        """Return the text of a conversion."""
+        return Term(f"{self._operand(ATOM)}.to({dtype.text})")
 
     @property
     def dtype(self) -> Term:
-        return Term(f"{self._within(ATOM)}.dtype")
+        """The text of the dtype."""
+        return Term(f"{self._operand(ATOM)}.dtype")
 
-    def _within(self, tight: int) -> str:
-        return self.text if self.tight >= tight else f"({self.text})"
+    def _operand(self, precedence: int) -> str:
+        """Return the text for an operator of this precedence, in parentheses if it needs them."""
+        return self.text if self.precedence >= precedence else f"({self.text})"
 
     def _joined(self, operator: str, other: Any) -> Term:
-        sign, tight = BINARY[operator]
+        """Return the text of a binary operator with another term or a number."""
+        sign, precedence = BINARY[operator]
         right = other if isinstance(other, Term) else Term(repr(other))
-        return Term(f"{self._within(tight)} {sign} {right._within(tight + 1)}", tight)
+        text = f"{self._operand(precedence)} {sign} {right._operand(precedence + 1)}"
+        return Term(text, precedence)
 
     def __getitem__(self, index: int) -> Term:
-        return Term(f"{self._within(ATOM)}[{index}]")
+        return Term(f"{self._operand(ATOM)}[{index}]")
 
     def __add__(self, other: Any) -> Term:
         return self._joined("add", other)
@@ -53,43 +64,49 @@ class Term:
     def __rsub__(self, other: Any) -> Term:
         return Term(repr(other))._joined("sub", self)
 
-    __radd__, __rmul__ = __add__, __mul__
+    __radd__ = __add__
+    __rmul__ = __mul__
 
 
 def averaged_weights(links: Sequence[Link], live: Mapping[str, Any]) -> Iterator[str]:
-    """The method of the file, where a link has weights for evaluation, and these live values; the
-    last one that knows a parameter counts.
+    """Yield the lines of the method, or nothing if no link averages weights.
+
+    If several links average the weights of a parameter, the last one counts.
+
+    Args:
+        links: The links of the chain.
+        live: The hyperparameters, by key.
     """
     group = {key: x if x is None else Term(f'group["{key}"]') for key, x in live.items()}
-    found = [*_found(links)][::-1]
-    last = next((i for i, (_, known) in enumerate(found) if known), len(found)) + 1
-    if not found:
+    averaging = [*_averaging(links)][::-1]
+    if not averaging:
         return
+    last = next((i for i, (_, of_all) in enumerate(averaging) if of_all), len(averaging)) + 1
     yield "    @torch.no_grad()"
     yield "    def averaged_weights(self, p: Tensor) -> Tensor:"
-    yield '        """The weights for evaluation in place of a parameter\'s."""'
+    yield '        """Return the averaged weights of a parameter."""'
     yield "        state: dict[str, Tensor] = self.state[p]"
-    lines = [line for link, _ in found[:last] for line in _of(link, link.values(group))]
+    lines = [line for link, _ in averaging[:last] for line in _lines(link, link.values(group))]
     if any("weights = " in line for line in lines):
         yield "        weights: Tensor"
     yield from lines
     yield "        return p.detach().clone()"
 
 
-def _found(links: Sequence[Link], known: bool = True) -> Iterator[tuple[Link, bool]]:
-    """The links with weights for evaluation, and whether they know all parameters."""
+def _averaging(links: Sequence[Link], of_all: bool = True) -> Iterator[tuple[Link, bool]]:
+    """Yield the links that average weights, and whether they average all parameters."""
     for link in links:
         if averages(link.transform):
-            yield link, known
-        yield from _found(link.children, known and isinstance(link.transform, Chain))
+            yield link, of_all
+        yield from _averaging(link.children, of_all and isinstance(link.transform, Chain))
 
 
-def _of(link: Link, group: Group) -> Iterator[str]:
-    """The lines for a link."""
+def _lines(link: Link, group: Group) -> Iterator[str]:
+    """Yield the lines that return the averaged weights of one link."""
     names = list(link.state_names(torch.empty(2, 3, device="meta")))
     try:
-        made = link.transform.averaged(Term("p"), {name: Term(name) for name in names}, group)
-        text: str = made.text
+        average = link.transform.averaged(Term("p"), {name: Term(name) for name in names}, group)
+        text: str = average.text
     except (AttributeError, TypeError) as error:
         raise SourceError(
             f"{link.path} cannot be written as a file of plain torch: its weights for evaluation "
@@ -104,5 +121,7 @@ def _of(link: Link, group: Group) -> Iterator[str]:
         yield '            group = next(g for g in groups if any(q is p for q in g["params"]))'
         yield f"            weights = {text}"
         yield "            return weights"
+    elif text in used:
+        yield f"            return {text}.clone()"
     else:
-        yield f"            return {text if text not in used else f'{text}.clone()'}"
+        yield f"            return {text}"

@@ -1,6 +1,6 @@
-"""Fixed: functions and methods that stand in files as they are, where a step calls them.
+"""Functions and methods whose source is copied into a file if its step calls them.
 
-Lines end before column 88.
+Their lines have at most 88 columns, as formatters of the file require.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ from torch import Tensor
 
 
 def _tensors(group: dict[str, Any]) -> tuple[list[Any], list[Tensor]]:
-    """The parameters that have a gradient, and these, in float32 at least."""
+    """Return the parameters with a gradient, and their gradients in float32 or float64."""
     ps = [p for p in group["params"] if p.grad is not None]
     assert not any(p.is_complex() or p.grad.is_sparse for p in ps), "use the library"
     return ps, [p.grad.to(torch.promote_types(p.dtype, torch.float32)) for p in ps]
 
 
 def _layers(group: dict[str, Any]) -> list[str]:
-    """The layer of each parameter that has a gradient."""
+    """Return the layer of each parameter that has a gradient."""
     rows = zip(group["param_names"], group["params"], strict=True)
     return [name.rpartition(".")[0] for name, p in rows if p.grad is not None]
 
 
 def _named(group: dict[str, Any]) -> list[tuple[str, Tensor]]:
-    """The parameters that have a gradient, with their names."""
+    """Return the parameters that have a gradient, with their names."""
     names = group.get("param_names") or [""] * len(group["params"])
     rows = zip(names, group["params"], strict=True)
     return [(name, p) for name, p in rows if p.grad is not None]
 
 
 def _chosen(row: list[Any] | tuple[Any, ...], flags: list[bool]) -> list[Any]:
-    """The entries that have a flag."""
+    """Return the entries whose flag is true."""
     return [x for x, flag in zip(row, flags, strict=True) if flag]
 
 
 def _put(some: list[Any] | tuple[Any, ...], row: list[Any], flags: list[bool]) -> None:
-    """Put entries where the flags are."""
+    """Replace the entries whose flag is true."""
     rest = iter(some)
     row[:] = [next(rest) if flag else x for x, flag in zip(row, flags, strict=True)]
 
 
 def _of_group(group: dict[str, Any], key: str, start: Any) -> Tensor:
-    """A number that a group holds."""
+    """Return a scalar that a group stores."""
     if key not in group["chain"]:
         device = group["params"][0].device
         made = torch.tensor(start, dtype=torch.float64, device=device)
@@ -54,8 +54,10 @@ def _of_group(group: dict[str, Any], key: str, start: Any) -> Tensor:
 
 
 class _Methods(torch.optim.Optimizer):
+    """An optimizer whose methods are copied into files."""
+
     def _shared(self, key: str, start: Any) -> Tensor:
-        """A number that all groups hold."""
+        """Return a scalar that all groups share."""
         device = self.param_groups[0]["params"][0].device
         made = torch.tensor(start, dtype=torch.float64, device=device)
         held: Tensor = self.param_groups[0]["chain"].get(key, made)
@@ -66,7 +68,7 @@ class _Methods(torch.optim.Optimizer):
     def _of_layers(
         self, key: str, start: Any, layers: list[str], params: list[Any]
     ) -> list[Tensor]:
-        """A number of each layer, which its parameters hold."""
+        """Return a scalar of each layer, which the state of its parameters stores."""
         held: dict[str, Tensor] = {}
         for group in self.param_groups:
             for name, p in zip(group["param_names"], group["params"], strict=True):
@@ -79,7 +81,7 @@ class _Methods(torch.optim.Optimizer):
         return [held[layer] for layer in dict.fromkeys(layers)]
 
     def load_state_dict(self, given: dict[str, Any]) -> None:
-        super().load_state_dict(given)  # which casts state to the dtype of p
+        super().load_state_dict(given)  # torch casts state to the dtype of p
         for i, p in enumerate([p for g in self.param_groups for p in g["params"]]):
             for key, x in given["state"].get(i, {}).items():
                 self.state[p][key] = torch.as_tensor(x).to(p.device, copy=True)

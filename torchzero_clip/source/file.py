@@ -1,4 +1,4 @@
-"""File: the text of an optimizer of plain torch, from a step of a chain that is written down."""
+"""The text of a file of plain torch, from a recorded step of a chain."""
 
 from __future__ import annotations
 
@@ -21,38 +21,48 @@ from torchzero_clip.source.copied_functions import FUNCTIONS, METHODS
 from torchzero_clip.source.expressions import by_key
 from torchzero_clip.source.lines import Lines
 from torchzero_clip.source.long_lines import WIDTH, keyed
-from torchzero_clip.source.symbols import Context, SourceError, Value, constant, quoted
-from torchzero_clip.source.written_step import STAND_INS, WrittenStep, sentence
+from torchzero_clip.source.symbols import SourceError, constant, quoted
+from torchzero_clip.source.written_numbers import WrittenNumber
+from torchzero_clip.source.written_step import STAND_INS, WrittenStep, message
 
-CALLED = re.compile(r"torch\._foreach_(\w+)\(")
+FOREACH_CALL = re.compile(r"torch\._foreach_(\w+)\(")
 
 
 def to_source(
     chain: Chain, links: Sequence[Link], live: Mapping[str, Any], mark: Sequence[int], name: str
 ) -> str:
-    """A chain as a file.
+    """Return the text of a file of plain torch for a chain.
 
     Args:
-        chain: What the file says of where it came from.
-        links: The links that the chain is bound to.
-        live: The live values, by their keys in groups.
-        mark: What tells the chain from others in a checkpoint.
-        name: What the class is called.
+        chain: The chain, whose repr is in the docstring of the file.
+        links: The links of the chain.
+        live: The hyperparameters, by their keys in groups.
+        mark: The fingerprint of the chain in a checkpoint.
+        name: The name of the class.
     """
     if not (isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name)):
         raise ValueError(f"to_source: name must be the name of a class, got {name!r}")
     file = File(chain, links, live, mark, name)
-    text, other = file.text(), File(chain, links, live, mark, name, file.moved()).text()
+    text = file.text()
+    other = File(chain, links, live, mark, name, file.moved()).text()
     if text != other:
         raise SourceError(file.differs(text, other))
     return text
 
 
 class File:
-    """The file of one chain; the arguments are those of `to_source`.
+    """The file of one chain.
 
-    What stands in a file may hang on no number of the step that was watched: written a second time,
-    with `moved` live values and for another stand-in of parameters, it has the same text.
+    The text of a file may not depend on the numbers of the step that was recorded. So `to_source`
+    writes it a second time, with other hyperparameters and another stand-in, and compares.
+
+    Args:
+        chain: The chain, whose repr is in the docstring of the file.
+        links: The links of the chain.
+        live: The hyperparameters, by their keys in groups.
+        mark: The fingerprint of the chain in a checkpoint.
+        name: The name of the class.
+        moved: Other hyperparameters for the recorded step, in the second writing.
     """
 
     def __init__(
@@ -60,15 +70,20 @@ class File:
         chain: Chain,
         links: Sequence[Link],
         live: Mapping[str, Any],
-        mark: Any,
+        mark: Sequence[int],
         name: str,
         moved: Mapping[str, Any] | None = None,
     ) -> None:
-        self.chain, self.links, self.mark, self.name = chain, links, list(mark), name
+        self.chain = chain
+        self.links = links
+        self.mark = list(mark)
+        self.name = name
         self.defaults = {key: _plain(value) for key, value in live.items()}
-        self.step = WrittenStep(links, {}, *STAND_INS[moved is not None])
-        number, values = self.step.recorder.live.value, moved or self.defaults
-        self.step.settings = {key: number(key, value) for key, value in values.items()}
+        shape, element = STAND_INS[0 if moved is None else 1]
+        self.step = WrittenStep(links, {}, shape, element)
+        as_number = self.step.recorder.live.value
+        values = moved or self.defaults
+        self.step.settings = {key: as_number(key, value) for key, value in values.items()}
         ops = self.step.run()
         self.about = {link.path: self._about(link) for top in links for link in top.walk()}
         self.lines = Lines(ops, self.about, self.step.state.texts, self._tuples())
@@ -77,84 +92,91 @@ class File:
         self.checks = list(self._checks())
 
     def _tuples(self) -> dict[str, list[str]]:
-        """The names of tuples of live values, where the rules give them some."""
-        found = {}
+        """Return the names of the entries of tuples of hyperparameters, if the rules name them."""
+        names_by_key = {}
         for key, value in self.step.settings.items():
             if isinstance(value, tuple):
-                names = [getattr(x, "value", Value("number")).hint or "_" for x in value]
-                if any(name != "_" for name in names):
-                    found[key] = names
-        return found
+                names = [x.value.hint if isinstance(x, WrittenNumber) else "" for x in value]
+                if any(names):
+                    names_by_key[key] = [name or "_" for name in names]
+        return names_by_key
 
     def _about(self, link: Link) -> list[str]:
-        """The comment above the lines of a link: its name and formula."""
+        """Return the comment above the lines of a link: its path and formula."""
         formula = (inspect.getdoc(type(link.transform)) or "").partition("\n\n")[0]
         text = f"{link.path}: {' '.join(formula.split())}"
         indent = 14 + 4 * link.path.count("/")
         return textwrap.wrap(text, 100 - indent, break_long_words=False)
 
-    # ------------------------------------------------------------------ the same for others
+    # ------------------------------------------------------------------ the second writing
 
     def moved(self) -> dict[str, Any]:
-        """Live values a little off, but for those by which the chain decides otherwise then."""
+        """Return hyperparameters that differ a little, unless the chain would decide otherwise."""
         values = {key: _moved(value) for key, value in self.defaults.items()}
-        for condition, key in self._kinds():
+        for condition, key in self._decisions():
             if eval(condition, {"group": values, "torch": torch}):
                 values[key] = self.defaults[key]
         return values
 
     def differs(self, text: str, other: str) -> str:
-        """What an error says of two texts that should be one."""
-        link = ""
-        for mine, theirs in zip_longest(text.split("\n"), other.split("\n"), fillvalue=""):
-            heads = [path for path, lines in self.about.items() if mine.strip() == f"# {lines[0]}"]
-            held = re.search(r'^ *(?:state\[|key = )"(.+)/[^/]+"', mine)
-            link = heads[0] if heads else held[1] if held else link
-            if mine != theirs:
+        """Return the error message for two texts of the file that differ."""
+        path = ""
+        for line, other_line in zip_longest(text.split("\n"), other.split("\n"), fillvalue=""):
+            comments = [p for p, lines in self.about.items() if line.strip() == f"# {lines[0]}"]
+            state = re.search(r'^ *(?:state\[|key = )"(.+)/[^/]+"', line)
+            if comments:
+                path = comments[0]
+            elif state:
+                path = state[1]
+            if line != other_line:
                 break
-        return sentence(
-            link,
-            f"its line {mine.strip()!r} holds a number that only the watched step had, read from a "
+        return message(
+            path,
+            f"its line {line.strip()!r} holds a number that only the watched step had, read from a "
             "parameter, its shape or a live value as a number of Python",
         )
 
     # ------------------------------------------------------------------ text
 
     def text(self) -> str:
-        """The whole file."""
-        body = [*self._class()]
-        code = "\n".join(body) + "\n".join(self.helpers.values())
+        """Return the text of the whole file."""
+        body = "\n".join(self._class())
         functions = self.step.functions
-        modules = sorted({"torch"} | functions.imports | ({"math"} if "math." in code else set()))
-        plain = [f"import {m}" for m in modules if m != "torch"]
+        modules = functions.imports - {"torch"}
+        if "math." in "\n".join([body, *self.helpers.values()]):
+            modules = modules | {"math"}
         top = [
-            *self._head(),
-            *plain,
+            *self._docstring(),
+            *[f"import {module}" for module in sorted(modules)],
             "from collections.abc import Callable, Iterable",
             "from typing import Any",
             "",
+            "import torch",
+            "from torch import Tensor",
         ]
-        top += ["import torch", "from torch import Tensor"]
-        first, *helpers = [text for text in self._helpers() if text]
-        blocks = [first, *["\n".join(lines) for lines in functions.texts.values()], *helpers]
-        blocks = [text for text in blocks if text]
-        blocks += ["\n".join(body)]
-        text = "\n\n\n".join(["\n".join(top), *blocks]) + "\n"
-        for name in CALLED.findall(text):
+        first, *helpers = self._helpers()
+        copied = ["\n".join(lines) for lines in functions.texts.values()]
+        text = "\n\n\n".join(["\n".join(top), first, *copied, *helpers, body]) + "\n"
+        for name in FOREACH_CALL.findall(text):
             if not has_foreach(name):
-                gone = f"torch._foreach_{name}, which torch {torch.__version__} does not have"
-                raise SourceError(f"the file would call {gone}")
+                missing = f"torch._foreach_{name}, which torch {torch.__version__} does not have"
+                raise SourceError(f"the file would call {missing}")
         return text
 
-    def _head(self) -> Iterator[str]:
+    def _docstring(self) -> Iterator[str]:
+        """Yield the lines of the docstring of the file."""
         chain = _chain([repr(link) for link in _flat(self.chain)])
-        yield f'"""{chain[0]}' + (" as plain torch." if len(chain) == 1 else "")
+        if len(chain) == 1:
+            yield f'"""{chain[0]} as plain torch.'
+        else:
+            yield f'"""{chain[0]}'
         yield from chain[1:]
         yield ""
         yield 'Written by torchzero_clip, MIT License; sharded parameters need the library."""'
         yield ""
 
     def _helpers(self) -> Iterator[str]:
+        """Yield the copied functions and the helpers that the step calls, `_tensors` first."""
         used = "\n".join(self.body)
         for name, text in FUNCTIONS.items():
             if name == "_tensors" or f"{name}(" in used:
@@ -162,13 +184,14 @@ class File:
         yield from self.helpers.values()
 
     def _class(self) -> Iterator[str]:
+        """Yield the lines of the class."""
         yield f"class {self.name}(torch.optim.Optimizer):"
         yield from self._init()
         yield ""
         yield from self._step()
-        for number, (context, made) in enumerate(self.step.state.texts.items(), 1):
+        for number, texts in enumerate(self.step.state.texts.values(), 1):
             yield ""
-            yield from self._state(number, context, made)
+            yield from self._state(number, texts)
         if method := [*averaged_weights(self.links, self.defaults)]:
             yield from ["", *method]
         used = "\n".join(self.body)
@@ -178,31 +201,33 @@ class File:
                 yield from text.split("\n")
 
     def _init(self) -> Iterator[str]:
+        """Yield the lines of `__init__`."""
         yield "    def __init__("
         yield "        self,"
         yield "        params: Iterable[Any],"
         arguments = {
             key: key.replace("/", "_") for key, x in self.defaults.items() if x is not None
         }
-        given = self.step.functions.given
-        yield from (f"        {name}: Callable[[str, Tensor], Any]," for name in given)
+        functions = self.step.functions.arguments
+        yield from (f"        {name}: Callable[[str, Tensor], Any]," for name in functions)
         for key, argument in arguments.items():
             value = self.defaults[key]
             yield f"        {argument}: {_type(value)} = {constant(value, str)},"
         yield "    ) -> None:"
         pairs = [f'"{key}": {arguments.get(key, "None")}' for key in self.defaults]
-        one = f"        live = {{{', '.join(pairs)}}}"
-        if len(one) <= WIDTH:
-            yield one
+        line = f"        live = {{{', '.join(pairs)}}}"
+        if len(line) <= WIDTH:
+            yield line
         else:
             yield "        live = {"
             yield from (f"            {pair}," for pair in pairs)
             yield "        }"
         yield f'        chain = {{"fingerprint": torch.tensor({self.mark})}}'
         yield '        super().__init__(params, {**live, "chain": chain})'
-        yield from (f"        self.{name} = {name}" for name in given)
+        yield from (f"        self.{name} = {name}" for name in functions)
 
     def _step(self) -> Iterator[str]:
+        """Yield the lines of `step`."""
         yield "    @torch.no_grad()"
         yield "    def step(self, closure: Callable[[], Any] | None = None) -> Any:"
         yield "        loss = None if closure is None else torch.enable_grad()(closure)()"
@@ -215,52 +240,58 @@ class File:
         yield from self.body
         yield "        return loss"
 
-    def _kinds(self) -> Iterator[tuple[str, str]]:
-        """What live values may not be, since the chain decides by them, and their keys."""
+    def _decisions(self) -> Iterator[tuple[str, str]]:
+        """Yield conditions under which the chain would run other code, and the keys in them."""
         for link in [link for top in self.links for link in top.walk()]:
             for name, key in link.keys.items():
-                none, kind = self.defaults[key] is None, link.transform._kinds.get(name)
-                if none or (kind is not None and kind.optional and kind.length is None):
-                    yield f'group["{key}"] is {"not " * none}None', key
-        for key, write in self.step.recorder.live.broken:
+                kind = link.transform._kinds.get(name)
+                if self.defaults[key] is None:
+                    yield f'group["{key}"] is not None', key
+                elif kind is not None and kind.optional and kind.length is None:
+                    yield f'group["{key}"] is None', key
+        for key, write in self.step.recorder.live.forbidden:
             yield write(by_key)[0], key
 
     def _checks(self) -> Iterator[str]:
-        """The lines that refuse live values of another kind, and several where one is taken."""
+        """Yield the lines that raise an error for hyperparameters that need another file."""
         same = "give all groups the same {key} for this file"
         anew = "write this file anew for another {key}"
         other = 'group["{0}"] != self.param_groups[0]["{0}"]'
-        rows = [(other.format(key), key, same) for key in self.step.recorder.live.shared]
-        rows += [(*row, anew) for row in self._kinds()]
-        if rows:
+        checks = [(other.format(key), key, same) for key in self.step.recorder.live.shared]
+        checks += [(condition, key, anew) for condition, key in self._decisions()]
+        if checks:
             yield "        for group in self.param_groups:"
-        for condition, key, way in dict.fromkeys(rows):
+        for condition, key, text in dict.fromkeys(checks):
             yield f'            key = "{key}"'
             yield f"            if {condition.replace(quoted(key), 'key')}:"
-            yield f'                raise ValueError(f"{way}")'
+            yield f'                raise ValueError(f"{text}")'
 
-    def _state(self, number: int, context: Context, made: dict[str, str]) -> Iterator[str]:
+    def _state(self, number: int, texts: dict[str, str]) -> Iterator[str]:
+        """Yield the lines of the method that creates the state of a parameter in one context."""
         name = "_state" if number == 1 else f"_state_{number}"
         yield f"    def {name}(self, p: Tensor) -> dict[str, Tensor]:"
         yield "        state: dict[str, Tensor] = self.state[p]"
-        yield from keyed(f'        if "{next(iter(made))}" not in state:')
-        if any("=dtype" in text or "to(dtype" in text for text in made.values()):
+        yield from keyed(f'        if "{next(iter(texts))}" not in state:')
+        if any("=dtype" in text or "to(dtype" in text for text in texts.values()):
             yield "            dtype = torch.promote_types(p.dtype, torch.float32)"
-        for key, text in made.items():
+        for key, text in texts.items():
             yield from keyed(f'            state["{key}"] = {text}')
         yield "        return state"
 
 
 def _moved(value: Any) -> Any:
+    """Return a hyperparameter that differs a little; values that are no numbers stay."""
     if isinstance(value, tuple):
         return tuple([_moved(x) for x in value])
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return value
-    return value + 1 if isinstance(value, int) else value * 1023 / 1024 or 1 / 1024
+    if isinstance(value, int):
+        return value + 1
+    return value * 1023 / 1024 or 1 / 1024  # 0 becomes a small number
 
 
 def _flat(chain: Chain) -> Iterator[Any]:
-    """The links of a chain; unnamed chains in it dissolve."""
+    """Yield the links of a chain, and the links of chains without a name inside it."""
     for link in chain:
         if isinstance(link, Chain) and link.name is None:
             yield from _flat(link)
@@ -269,7 +300,7 @@ def _flat(chain: Chain) -> Iterator[Any]:
 
 
 def _chain(links: list[str]) -> list[str]:
-    """The links of a chain, as one would write them."""
+    """Return the lines of a chain as code."""
     whole = f"Chain({', '.join(links)})"
     if len(whole) <= WIDTH - 4 - len(" as plain torch."):
         return [whole]
@@ -277,12 +308,14 @@ def _chain(links: list[str]) -> list[str]:
 
 
 def _type(value: Any) -> str:
+    """Return the annotation of an argument with a default."""
     if isinstance(value, tuple):
         return f"tuple[{', '.join([_type(x) for x in value])}]"
     return "int" if type(value) is int else "float"
 
 
 def _plain(value: Any) -> Any:
+    """Return a hyperparameter as a number or a tuple of numbers, without tensors."""
     if isinstance(value, Tensor):
         return value.item()
     if isinstance(value, (tuple, list)):

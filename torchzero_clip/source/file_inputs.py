@@ -1,8 +1,8 @@
-"""Inputs: the lists that each loop over the groups begins with, where it needs them."""
+"""The lists that a loop over the groups reads from a group, such as parameters and state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from torchzero_clip.source.expressions import Expressions
 from torchzero_clip.source.long_lines import Page
@@ -10,14 +10,14 @@ from torchzero_clip.source.symbols import ATOM, Context, Op, Value
 
 
 class Inputs:
-    """Parameters, gradients, state, layers and flags, each once in a loop.
+    """Writes the lists of parameters, gradients, state, layers and flags, once for each loop.
 
     Args:
-        ops: The operations that stand for them.
-        page: Where their lines go.
-        expressions: What the lines are made of.
+        ops: The operations that read these lists.
+        page: The page to which lines are added.
+        expressions: The text of operations.
         state: The contexts that have state.
-        joint: Whether anything in the step is for all groups.
+        joint: Whether the step has operations for all groups together.
     """
 
     def __init__(
@@ -28,54 +28,63 @@ class Inputs:
         state: Collection[Context],
         joint: bool,
     ) -> None:
-        self.ops, self.page, self.expressions = list(ops), page, expressions
-        self.names, self.state, self.joint = expressions.names, list(state), joint
-        self.ready: set[Op | str] = set()  # what this loop has
+        self.ops = list(ops)
+        self.page = page
+        self.expressions = expressions
+        self.names = expressions.names
+        self.state = list(state)
+        self.joint = joint
+        self.ready: set[Op | str] = set()
+        """The lists that the current loop has already."""
 
     def below(self, op: Op) -> Iterator[Value]:
-        """The lists of this kind that an operation needs."""
+        """Yield the inputs that an operation and the operations inlined in it need."""
         for value in op.operands():
-            if value.made is not None and value.made.repeats:
+            if value.op is not None and value.op.repeats:
                 yield value
-            elif value in self.expressions.inline and value.made is not None:
-                yield from self.below(value.made)
+            elif value in self.expressions.inline and value.op is not None:
+                yield from self.below(value.op)
 
     def whole(self, takes: str, context: Context | None = None) -> Value:
-        """The value of a kind of list, of all parameters or of those in a context."""
+        """Return the input of a kind, for all parameters or for the parameters of a context."""
         context = context or Context()
         for op in self.ops:
             if op.takes == takes and op.context == context and op.out is not None:
                 return op.out
-        made = Value("list", hint=takes, context=context)
-        made.made = Op(lambda n: ("", ATOM), [], made, repeats=True, takes=takes, context=context)
-        self.ops.append(made.made)
-        return made
+        value = Value("list", hint=takes, context=context)
+        value.op = Op(lambda n: ("", ATOM), [], value, repeats=True, takes=takes, context=context)
+        self.ops.append(value.op)
+        return value
 
     def tensors(self) -> None:
-        """The parameters that have a gradient, and these."""
+        """Write the line of the parameters and their gradients, unless this loop has it."""
         if "tensors" not in self.ready:
             self.ready.add("tensors")
             params, grads = [self.names.of(self.whole(takes)) for takes in ("params", "grads")]
             self.page.line(f"{params}, {grads} = _tensors(group)")
 
     def bring(self, value: Value) -> None:
-        """The line of a list, unless this loop has it; what is for all groups has none."""
-        op = value.made
+        """Write the line of an input, unless this loop has it or the line is for all groups."""
+        op = value.op
         assert op is not None
         if op in self.ready or self.names.phase % 2 == 0:
             return
         self.ready.add(op)
-        if _is_whole(op) and op.takes in ("params", "grads"):
+        if op.context.flags is None and op.takes in ("params", "grads"):
             if self.joint:
                 self.tensors()
             return
-        brings: dict[str, Callable[[Op, str], str]] = {"state": self._state, "flags": self._flags}
         name = self.names.of(value)
-        text = brings.get(op.takes, self._part)(op, name)
+        if op.takes == "state":
+            text = self._state(op)
+        elif op.takes == "flags":
+            text = self._flags(op, name)
+        else:
+            text = self._part(op)
         self.page.line(f"{name} = {text}")
 
-    def _part(self, op: Op, name: str) -> str:
-        """Parameters, gradients or layers: all of a group, or those with a flag."""
+    def _part(self, op: Op) -> str:
+        """Return the text of layers, or of the parameters or gradients that a mask selects."""
         if op.context.outer is None or op.context.flags is None:
             return "_layers(group)"
         whole = self.whole(op.takes, op.context.outer)
@@ -84,8 +93,10 @@ class Inputs:
         return f"_chosen({whole.name}, {op.context.flags.name})"
 
     def _flags(self, op: Op, name: str) -> str:
-        """Flags of all parameters of a group, then of those that each mask outside has left."""
-        text, context, masks = op.write(self.expressions.text)[0], op.context, []
+        """Return the text of the flags of a mask, for the parameters that outer masks select."""
+        text = op.write(self.expressions.text)[0]
+        context = op.context
+        masks: list[Value] = []
         while context.flags is not None and context.outer is not None:
             self.bring(context.flags)
             masks.append(context.flags)
@@ -95,17 +106,13 @@ class Inputs:
             text = f"_chosen({name}, {flags.name})"
         return text
 
-    def _state(self, op: Op, name: str) -> str:
-        """A list from the states of parameters, which one line gets."""
+    def _state(self, op: Op) -> str:
+        """Return the text of a list of state tensors, after the line that reads all state."""
         params = self.whole("params", op.context)
         self.bring(params)
         number = self.state.index(op.context)
-        held = f"state_{number + 1}" if number else "state"
-        if held not in self.ready:
-            self.ready.add(held)
-            self.page.line(f"{held} = [self._{held}(p) for p in {params.name}]")
-        return f'[s["{op.write(self.expressions.text)[0]}"] for s in {held}]'
-
-
-def _is_whole(op: Op) -> bool:
-    return op.context.flags is None
+        states = f"state_{number + 1}" if number else "state"
+        if states not in self.ready:
+            self.ready.add(states)
+            self.page.line(f"{states} = [self._{states}(p) for p in {params.name}]")
+        return f'[s["{op.write(self.expressions.text)[0]}"] for s in {states}]'

@@ -1,4 +1,4 @@
-"""WrittenState: how the file makes the tensors that a parameter, a group or a layer keeps."""
+"""The lines of a file that create the state of a parameter, a group or a layer."""
 
 from __future__ import annotations
 
@@ -15,95 +15,102 @@ from torchzero_clip.source.symbols import ATOM, Context, SourceError, Value, con
 
 
 class WrittenState:
-    """The state of parameters, as the texts that make it, and of units.
+    """The texts that create the state of parameters and of units.
 
     Args:
-        recorder: What writes the lines.
+        recorder: The recorder of operations.
     """
 
     def __init__(self, recorder: OpRecorder) -> None:
         self.recorder = recorder
-        self.texts: dict[Context, dict[str, str]] = {}  # what each parameter begins with, by key
+        self.texts: dict[Context, dict[str, str]] = {}
+        """The expressions that create the state of a parameter, by key, for each context."""
 
     def make(self, link: Link, bucket: Bucket) -> None:
-        """The link's tensors for the parameter, and how the file makes them."""
-        with self.recorder.resting():
+        """Create the link's state for the stand-in, and note how the file creates it."""
+        with self.recorder.not_recording():
             p = bucket.originals[0]
             link.state_names(p)
-            made, texts = link.new_state(p), _begun(link, p)
+            state = link.new_state(p)
+            texts = _creations(link, p)
             for shape in ((7,), (2, 1, 3)):
                 other = torch.nn.Parameter(torch.full(shape, 0.25))
                 try:
-                    others = _begun(link, other)
+                    other_texts = _creations(link, other)
                 except SourceError:
                     raise
-                except Exception:  # matrices alone, say
+                except Exception:  # the rule may not accept the shape, for example only matrices
                     continue
-                if others != texts:
+                if other_texts != texts:
                     raise SourceError("its state begins otherwise where parameters are others")
-        if made and link.narrow:
+        if state and link.narrow:
             raise SourceError("it rounds its state at random, to bfloat16")
-        for key, x in made.items():
-            bucket.param_states[0][key] = x = x.clone()
+        for key, x in state.items():
+            tensor = x.clone()
+            bucket.param_states[0][key] = tensor
             self.texts.setdefault(self.recorder.context, {})[key] = texts[key]
             self.recorder.link = link.path
-            self._list(key, x)
-        with self.recorder.resting():
-            bucket.seen_by(link).held()  # whose shapes are checked once
+            self._list(key, tensor)
+        with self.recorder.not_recording():
+            bucket.seen_by(link).held()  # this checks the shapes, which happens only once
         for name, start in link.transform.init_group().items():
-            cell, key = torch.full((), start, dtype=torch.float64), f"{link.path}/{name}"
+            cell = torch.full((), start, dtype=torch.float64)
+            key = f"{link.path}/{name}"
             self.recorder.learn(cell, self._of_group(key, name, _start(float(start))))
             bucket.group_state.update({key: cell})
 
     def _of_group(self, key: str, name: str, start: str) -> Value:
-        """The tensor that a group holds under a key."""
-        held = Value("tensor", hint=f"{name}_cell")
+        """Return the scalar that a group stores under a key."""
+        cell = Value("tensor", hint=f"{name}_cell")
         write = lambda n: (f'_of_group(group, "{key}", {start})', ATOM)
-        self.recorder.add(write, [], held, joint=False, lasting=True, stays=True)
-        return held
+        self.recorder.add(write, [], cell, joint=False, lasting=True, stays=True)
+        return cell
 
-    def _list(self, key: str, x: Tensor) -> Value:
-        hint = key.rpartition("/")[2]
-        made = Value("list", hint=hint)
-        self.recorder.add(lambda n: (key, ATOM), [], made, repeats=True, joint=False, takes="state")
-        self.recorder.learn(x, made)
-        return made
+    def _list(self, key: str, x: Tensor) -> None:
+        """Record that a tensor represents the list of state tensors with a key."""
+        states = Value("list", hint=key.rpartition("/")[2])
+        write = lambda n: (key, ATOM)
+        self.recorder.add(write, [], states, repeats=True, joint=False, takes="state")
+        self.recorder.learn(x, states)
 
     def cell(self, units: SourceUnits, name: str, start: Any) -> Tensor:
-        """The tensor that holds a number of each unit."""
-        key, recorder = f"{units.path}/{name}", self.recorder
-        with recorder.resting():
-            flat = start.flatten().tolist() if isinstance(start, Tensor) else [float(start)]
-            cell = torch.tensor(flat if isinstance(start, Tensor) else flat[0], dtype=torch.float32)
-        text = _start(flat if isinstance(start, Tensor) else flat[0])
+        """Return the tensor in which the file stores a scalar of each unit."""
+        recorder = self.recorder
+        key = f"{units.path}/{name}"
+        with recorder.not_recording():
+            first = start.flatten().tolist() if isinstance(start, Tensor) else float(start)
+            cell = torch.tensor(first, dtype=torch.float32)
+        text = _start(first)
         if units.scope == "tensor":
-            made = f"torch.tensor({text}, dtype=dtype, device=p.device)"
-            self.texts.setdefault(recorder.context, {})[key] = made
+            creation = f"torch.tensor({text}, dtype=dtype, device=p.device)"
+            self.texts.setdefault(recorder.context, {})[key] = creation
             self._list(key, cell)
             return cell
-        held = Value("tensor", hint=f"{name}_cell")
-        kinds: dict[str, Any] = {"lasting": True, "stays": True}
         if units.scope == "group":
-            held = self._of_group(key, name, text)
-        elif units.scope == "global":
-            recorder.add(
-                lambda n: (f'self._shared("{key}", {text})', ATOM), [], held, joint=True, **kinds
-            )
+            recorder.learn(cell, self._of_group(key, name, text))
+            return cell
+        if units.scope == "global":
+            value = Value("tensor", hint=f"{name}_cell")
+            args: list[Value] = []
+            write = lambda n: (f'self._shared("{key}", {text})', ATOM)
         else:
-            layers, params = units.layers(), units.params()
+            value = Value("list", hint=f"{name}_cells")
+            layers = units.layers()
+            params = units.params()
+            args = [layers, params]
             write = lambda n: (f'self._of_layers("{key}", {text}, {n(layers)}, {n(params)})', ATOM)
-            recorder.add(write, [layers, params], held, joint=True, **kinds)
-            held.kind, held.hint = "list", f"{name}_cells"
-        recorder.learn(cell, held)
+        recorder.add(write, args, value, joint=True, lasting=True, stays=True)
+        recorder.learn(cell, value)
         return cell
 
 
-def _begun(link: Link, p: Tensor) -> dict[str, str]:
-    """The expressions that make the link's state of a parameter, by key."""
-    made, texts = link.new_state(p), {}
+def _creations(link: Link, p: Tensor) -> dict[str, str]:
+    """Return the expressions that create the link's state of a parameter, by key."""
+    state = link.new_state(p)
+    texts: dict[str, str] = {}
     other = torch.nn.Parameter(p.detach().double() * 3 + 1)
     double = link.new_state(other)
-    for key, x in made.items():
+    for key, x in state.items():
         dtype = "dtype" if double[key].dtype == torch.float64 else "torch.float32"
         dtype = "torch.float64" if x.dtype == torch.float64 else dtype
         if x.shape == p.shape and double[key].equal(other.detach()) and x.equal(p.detach()):
@@ -113,12 +120,12 @@ def _begun(link: Link, p: Tensor) -> dict[str, str]:
             raise SourceError(
                 f"state {key!r} begins with other than one value, or has a shape of its own"
             )
-        texts[key] = _beginning(x, double[key].flatten()[0].item(), dtype)
+        texts[key] = _creation(x, double[key].flatten()[0].item(), dtype)
     return texts
 
 
-def _beginning(x: Tensor, start: float, dtype: str) -> str:
-    """The expression that makes a tensor of state, of the parameter's shape or a number."""
+def _creation(x: Tensor, start: float, dtype: str) -> str:
+    """Return the expression that creates a state tensor, like the parameter or without dims."""
     number = "" if start == 0 else f", {constant(float(start), lambda v: '')}"
     name = "full" if number else "zeros"
     if x.dim():
@@ -127,7 +134,7 @@ def _beginning(x: Tensor, start: float, dtype: str) -> str:
 
 
 def _start(x: Any) -> str:
-    """A number, or the numbers of a vector in a short form where there is one."""
+    """Return the text of a number, or of the numbers of a vector, in a short form if possible."""
     if isinstance(x, list) and len(set(map(str, x))) == 1:
         return f"[{constant(x[0], lambda v: '')}] * {len(x)}"
     if isinstance(x, list) and x == [x[0] + i for i in range(len(x))]:

@@ -1,8 +1,8 @@
-"""SourceUnits: the verbs of `Units`, as lines of a file."""
+"""The methods of `Units`, as lines of a file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,16 +17,19 @@ from torchzero_clip.source.live_numbers import leaves
 from torchzero_clip.source.operation_recorder import OpRecorder
 from torchzero_clip.source.symbols import ATOM, Names, SourceError, Value, constant, operand
 from torchzero_clip.source.wording import wrapped
-from torchzero_clip.source.written_norms import WIDE, Measured, Text
+from torchzero_clip.source.written_norms import NORM_DTYPE, Text, WrittenNorms
 from torchzero_clip.source.written_numbers import plain
 
 
-class SourceUnits(Measured):
-    """The units of one bucket, which stands for all groups.
+class SourceUnits(WrittenNorms):
+    """The units of one bucket, which represents all groups.
 
     Args:
-        recorder, rule, order, buckets: As in `Measured`.
-        store: Where the file keeps the numbers of units.
+        recorder: The recorder of operations.
+        rule: The rule that asks for norms.
+        order: The norm.
+        cell: The function that returns the tensor in which the file stores a scalar of each unit.
+        buckets: The bucket.
     """
 
     def __init__(
@@ -34,69 +37,81 @@ class SourceUnits(Measured):
         recorder: OpRecorder,
         rule: NormRule,
         order: Measure,
-        store: Any,
+        cell: Callable[[SourceUnits, str, Any], Tensor],
         buckets: Sequence[Bucket],
     ) -> None:
         super().__init__(recorder, rule, order, buckets)
-        self.groups, self._store, self.path = [self.buckets], store, self.buckets[0].bound.path
-        self._divided: TensorList | None = None  # what flows, once it is
-        self.dtype, self.home, self.count = WIDE, torch.device("cpu"), 1
+        self.groups = [self.buckets]
+        self.path = self.buckets[0].bound.path
+        self.dtype = NORM_DTYPE
+        self.home = torch.device("cpu")
+        self.count = 1
         self.division = SimpleNamespace(lengths=[1] if self.sliced else None, scope=rule.scope)
+        self._cell = cell
+        self._divided: TensorList | None = None
+        """The update after the division, if a norm after it was needed."""
 
     # ------------------------------------------------------------------ flags and ratios
 
     def norms_of(self, lists: Sequence[TensorList]) -> Tensor:
+        """Write the norms of the list of the only bucket."""
         return self._norm(lists[0], "")
 
     def after(self, norm: Tensor, divisors: Sequence[Tensor]) -> Tensor:
+        """Write the norms after a division."""
         if not self.joint:
             return super().after(norm, divisors)
-        self._divided = self._scaled(divisors, None)  # groups may have other ratios
+        # groups may have different ratios, so the joint norm has to be computed again
+        self._divided = self._scaled(divisors, None)
         return self._norm(self._divided, "clipped")
 
     def of_shapes(self, like: Tensor, function: Any, *args: Any) -> Tensor:
-        """What a function says of each tensor's shape, at each of its units."""
-        value, u = self.value_of(like), self.value(self.buckets[0].u)
+        """Write the result of a function of each tensor's shape, for each unit."""
+        value = self.value_of(like)
+        u = self.value(self.buckets[0].u)
         name = self.recorder.functions.copy(function)
-        given = "".join([f", {constant(x, lambda v: '')}" for x in args])
+        more = "".join([f", {constant(x, lambda v: '')}" for x in args])
         if self.sliced:
-            write: Text = lambda n: f"{name}({n(u)}.shape{given})"
-            return self._made("factor", [u], write, (1, 1), "list", each=True)
-        each = Value("list", hint="factors")
-        self.recorder.add(lambda n: (f"{name}({n(u)}.shape{given})", ATOM), [u], each, each=True)
+            write: Text = lambda n: f"{name}({n(u)}.shape{more})"
+            return self._written("factor", [u], write, (1, 1), "list", each=True)
+        factors = Value("list", hint="factors")
+        self.recorder.add(lambda n: (f"{name}({n(u)}.shape{more})", ATOM), [u], factors, each=True)
         text: Text = lambda n: (
-            f"torch.tensor({n(each)}, dtype=torch.float64, device={n(value)}.device)"
+            f"torch.tensor({n(factors)}, dtype=torch.float64, device={n(value)}.device)"
         )
-        return self._made("factors", [each, value], text, like.shape)
+        return self._written("factors", [factors, value], text, like.shape)
 
     def finite(self, norm: Tensor) -> Tensor:
+        """Write which norms are finite."""
         return torch.isfinite(norm)
 
     def smaller_than(self, size: int) -> Tensor:
-        """Whether units have fewer entries: of the update, whose shapes are those of all."""
-        value = self.value(self.buckets[0].u)
+        """Write which units have fewer elements than `size`."""
+        u = self.buckets[0].u
         if self.sliced:
             helper = self.recorder.helpers.small(self.rule, size)
-            made = self._each(helper, "small", self.buckets[0].u)
+            small = self._of_slices(helper, "small", u)
         else:
-            made = self._counted(value, size)
-        return self.recorder.learn(torch.zeros_like(made, dtype=torch.bool), self.value_of(made))
+            small = self._smaller_than(self.value(u), size)
+        return self.recorder.learn(torch.zeros_like(small, dtype=torch.bool), self.value_of(small))
 
-    def _counted(self, value: Value, size: int) -> Tensor:
+    def _smaller_than(self, value: Value, size: int) -> Tensor:
+        """Write which tensors, layers, groups or models have fewer elements than `size`."""
         like = self.recorder.like
-        device: Text = lambda n: f", device={n(like)}.device" if like is not None else ""
-        args = [value] + ([like] if like is not None else [])
+        device: Text = lambda n: "" if like is None else f", device={n(like)}.device"
+        more = [] if like is None else [like]
         if self.scope == "tensor":
             text: Text = lambda n: (
                 f"torch.tensor([x.numel() < {size} for x in {n(value)}]{device(n)})"
             )
-            return self._made("small", args, text, (1,))
+            return self._written("small", [value, *more], text, (1,))
         if self.scope == "layer":
-            every, layers = self.every(value), self.layers()
-            apart = self.recorder.helpers.layers()
+            every = self.every(value)
+            layers = self.layers()
+            by_layer = self.recorder.helpers.layers()
             sizes = Value("tensor", hint="sizes")
             total: Text = lambda n: (
-                f"[sum([x.numel() for x in some]) for some in {apart}({n(every)}, {n(layers)})]"
+                f"[sum([x.numel() for x in some]) for some in {by_layer}({n(every)}, {n(layers)})]"
             )
             self.recorder.add(lambda n: (total(n), ATOM), [every, layers], sizes, joint=True)
         else:
@@ -106,27 +121,30 @@ class SourceUnits(Measured):
             self.recorder.add(write, [over], sizes, joint=self.joint)
         small: Text = lambda n: f"torch.tensor({n(sizes)}{device(n)}) < {size}"
         shape = () if self.single else (1,)
-        return self._made("small", [sizes, *args[1:]], small, shape, joint=self.joint)
+        return self._written("small", [sizes, *more], small, shape, joint=self.joint)
 
     def too_small(self, size: int) -> Tensor | None:
+        """Write which units have fewer elements than `size`, unless every unit has enough."""
         return self.smaller_than(size) if size > 1 else None
 
     def comparable(self, x: Any, norm: Tensor) -> Tensor:
-        """A limit as a vector: a number is the limit of every unit."""
+        """Return a limit as a tensor, in which a number is the limit of every unit."""
         if isinstance(x, Tensor):
             return x
-        found = self.recorder.knows(x)
-        value = x if found is None else found
-        made = Value("list" if self.sliced else "tensor", hint="limit")
-        args = [] if found is None else [found]
-        self.recorder.add(lambda n: operand(value, n), args, made)
-        with self.recorder.resting():
-            out = torch.full_like(norm, plain(x))
+        live = self.recorder.knows(x)
+        limit = Value("list" if self.sliced else "tensor", hint="limit")
+        if live is None:
+            self.recorder.add(lambda n: operand(x, n), [], limit)
+        else:
+            self.recorder.add(lambda n: operand(live, n), [live], limit)
+        with self.recorder.not_recording():
+            limits = torch.full_like(norm, plain(x))
         if self.sliced:
-            made.kind = "tensor"
-        return self.recorder.learn(out, made)
+            limit.kind = "tensor"
+        return self.recorder.learn(limits, limit)
 
     def _hinted(self, x: Tensor, hint: str) -> Tensor:
+        """Give a name to the value that a tensor represents, unless it has one."""
         value = self.value_of(x)
         value.hint = value.hint or hint
         return x
@@ -134,9 +152,11 @@ class SourceUnits(Measured):
     # ------------------------------------------------------------------ values of groups
 
     def each(self, live: str) -> list[Any]:
+        """Return the value of a hyperparameter in each bucket; there is only one bucket."""
         return [self.buckets[0].group[live]]
 
     def live(self) -> list[dict[str, Any]]:
+        """Return the group of each bucket, with the functions that a rule may call."""
         group = self.buckets[0].group
         for name in ("params", "grads"):
             group[name] = Joined([group[name]])
@@ -145,76 +165,91 @@ class SourceUnits(Measured):
         return [{**group, **more}]
 
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
-        """A vector that is of all groups: with the live values of the first."""
+        """Return one vector for all groups, computed with the first group's hyperparameters."""
         value = self.value_of(vectors[0])
         if not self.joint or value.joint:
             return vectors[0]
         return self.recorder.learn(vectors[0].clone(), self._of_first(value, {}))
 
     def _of_first(self, value: Value, known: dict[Value, Value]) -> Value:
+        """Return a value, computed with the first group's hyperparameters.
+
+        Args:
+            value: The value, with the hyperparameters of each group.
+            known: The results so far. The method adds new ones.
+        """
         if value.joint or value in known:
             return known.get(value, value)
-        if value.kind != "tensor" or value.made is None:
+        if value.kind != "tensor" or value.op is None:
             raise SourceError("it has one number for all groups, from a list of each")
-        made, old = Value("tensor", hint=value.hint), value.made
-        args = [x if x.numeric else self._of_first(x, known) for x in old.args]
-        if self.scope == "layer" or self.recorder.context.flags is not None:  # not all of the first
+        op = value.op
+        args = [x if x.numeric else self._of_first(x, known) for x in op.args]
+        if self.scope == "layer" or self.recorder.context.flags is not None:
+            # a layer, or the parameters of a mask, need not be in the first group
             keys = [leaf.live[0] for x in args for leaf in leaves(x) if leaf.live]
             self.recorder.live.shared += keys
 
         def write(names: Names) -> tuple[str, int]:
-            return old.write(lambda v: f"first{names(v)[5:]}" if v.live else names(known.get(v, v)))
+            return op.write(lambda v: f"first{names(v)[5:]}" if v.live else names(known.get(v, v)))
 
-        known[value] = made
-        self.recorder.add(write, args, made, joint=True)
-        return made
+        of_first = Value("tensor", hint=value.hint)
+        known[value] = of_first
+        self.recorder.add(write, args, of_first, joint=True)
+        return of_first
 
-    # ------------------------------------------------------------------ verbs
+    # ------------------------------------------------------------------ changes
 
     def divide(self, bucket: Bucket, u: TensorList, ratio: Tensor) -> TensorList:
+        """Write the division of an update by the ratios of its units."""
         return u.div_(self.operand(bucket, self._hinted(ratio, "ratio")))
 
     def scale(
         self, divisors: Sequence[Tensor], updates: Sequence[TensorList] | None = None
     ) -> None:
+        """Write the division of the update, unless `after` has done it."""
         divided = self._scaled(divisors, updates) if self._divided is None else self._divided
         self.buckets[0].u = divided
 
     def _scaled(
         self, divisors: Sequence[Tensor], updates: Sequence[TensorList] | None
     ) -> TensorList:
+        """Write the division of the update, or of other updates."""
         bucket = self.buckets[0]
         u = bucket.u if updates is None else updates[0]
         return self.divide(bucket, u.to(bucket.state_dtype), divisors[0])
 
     def lerp_(self, name: str, weights: Sequence[Tensor], where: Tensor) -> None:
+        """Write the interpolation of state towards the update, in the units of a condition."""
         bucket = self.buckets[0]
         m = bucket.state[name]
-        keep = self.as_list(bucket, where)
-        rows = zip(keep, bucket.u, m, strict=True)
-        u = TensorList([torch.where(yes, x, old) for yes, x, old in rows])
+        conditions = self.as_list(bucket, where)
+        triples = zip(conditions, bucket.u, m, strict=True)
+        u = TensorList([torch.where(holds, x, old) for holds, x, old in triples])
         m.lerp_(u, self.as_list(bucket, weights[0]))
 
     def div_(self, name: str, ratio: Tensor) -> None:
+        """Write the division of state by the ratios of its units."""
         bucket = self.buckets[0]
         bucket.state[name].div_(self.operand(bucket, ratio))
 
     def record(self, *_: Any) -> None:
-        """Leave nothing: a file has no metrics."""
+        """Do nothing, because a file has no metrics."""
 
     def load(self, made: Mapping[str, Any]) -> dict[str, Tensor]:
-        self._cells = {name: self._store(self, name, start) for name, start in made.items()}
+        """Write the lines that read the scalars of units, and return them by name."""
+        self._cells = {name: self._cell(self, name, start) for name, start in made.items()}
         state = {}
         for name, cell in self._cells.items():
             if self.scope in ("tensor", "layer"):
-                x = torch.stack([cell]).to(WIDE)
+                x = torch.stack([cell]).to(NORM_DTYPE)
             else:
-                x = cell.to(WIDE).clone()  # which is written while it is read
+                x = cell.to(NORM_DTYPE).clone()  # the cell is written while x is still read
                 x = x if self.single else x.unsqueeze(0)
             state[name] = self._hinted(x, name)
         return state
 
     def store(self, state: Mapping[str, Tensor]) -> None:
+        """Write the lines that store the scalars of units."""
         for name, x in state.items():
             cell = self._cells[name]
             if self.scope in ("tensor", "layer"):
@@ -225,6 +260,7 @@ class SourceUnits(Measured):
     # ------------------------------------------------------------------ vectors as operands
 
     def operand(self, bucket: Bucket, vector: Tensor | float) -> Any:
+        """Return a vector with an element per unit as an operand for lists of tensors."""
         if not isinstance(vector, Tensor) or self.single or self.scope == "tensor":
             return vector
         if self.sliced:
@@ -234,25 +270,31 @@ class SourceUnits(Measured):
         return vector.squeeze(0)
 
     def _of_layers(self, vector: Tensor) -> Tensor:
-        value, layer, index = self.value_of(vector), self.recorder.layer(), self.index()
-        made = Value("list")
+        """Write the element of each parameter's layer."""
+        value = self.value_of(vector)
+        layer = self.recorder.layer()
+        index = self.index()
+        elements = Value("list")
         write = lambda n: (f"{wrapped(value, n)}[{n(index)}[{n(layer)}]]", ATOM)
-        self.recorder.add(write, [value, layer, index], made, each=True)
-        return self.recorder.learn(vector[0].clone(), made)
+        self.recorder.add(write, [value, layer, index], elements, each=True)
+        return self.recorder.learn(vector[0].clone(), elements)
 
     def as_list(self, bucket: Bucket, vector: Tensor) -> TensorList:
-        each = self.operand(bucket, vector)
-        if isinstance(each, Tensor):
-            if self.scope == "tensor":
-                each = list(each.unbind())
-            else:  # one number for all
-                value, u = self.value_of(each), self.value(bucket.u)
-                made = Value("list")
-                write = lambda n: (f"[{n(value)}] * len({n(u)})", ATOM)
-                self.recorder.add(write, [value, u], made)
-                each = [self.recorder.learn(each.clone(), made)]
-        return TensorList(each)
+        """Return a vector with an element per unit as a list with a tensor per parameter."""
+        operand = self.operand(bucket, vector)
+        if not isinstance(operand, Tensor):
+            return TensorList(operand)
+        if self.scope == "tensor":
+            return TensorList(list(operand.unbind()))
+        # the scalar is the same for all parameters
+        value = self.value_of(operand)
+        u = self.value(bucket.u)
+        copies = Value("list")
+        write = lambda n: (f"[{n(value)}] * len({n(u)})", ATOM)
+        self.recorder.add(write, [value, u], copies)
+        return TensorList([self.recorder.learn(operand.clone(), copies)])
 
 
 def _no_dot(*_: Any) -> Any:
+    """Raise the error that a rule computes an inner product."""
     raise SourceError("it takes the inner product of two lists")

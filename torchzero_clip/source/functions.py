@@ -1,4 +1,4 @@
-"""Functions of the user that choose parameters, copied into the file."""
+"""The functions that select parameters, copied from the user's code into the file."""
 
 from __future__ import annotations
 
@@ -17,33 +17,40 @@ from torchzero_clip.source.symbols import SourceError, constant, quoted
 
 
 class Functions:
-    """The functions that a file needs, by their names in it.
+    """The functions that a file copies, by their names in the file.
 
     Args:
-        helpers: Other functions of the file, whose names are taken.
+        helpers: The helpers of the file, whose names are taken.
     """
 
     def __init__(self, helpers: Helpers) -> None:
         self.helpers = helpers
-        self.texts: dict[str, list[str]] = {}  # by name: the lines before formatting
+        self.texts: dict[str, list[str]] = {}
+        """The lines of each function, by name."""
         self.names: dict[int, str] = {}
+        """The name of each function or table, by the id of the original."""
         self.imports: set[str] = set()
-        self.given: list[str] = []  # what the class takes of the user
+        """The modules that the functions use."""
+        self.arguments: list[str] = []
+        """The functions that the user passes to the class."""
 
-    def asked(self, name: str) -> str:
-        """A function that is given to the class, since it knows tensors of the model."""
-        if name in self.given:
+    def argument(self, name: str) -> str:
+        """Return the text of a function that the user passes to the class.
+
+        Such a function reads tensors of the model, so that its text cannot be copied.
+        """
+        if name in self.arguments:
             raise SourceError(f"two links have a function {name}")
-        self.given.append(name)
+        self.arguments.append(name)
         return f"self.{name}"
 
-    def flag(self, where: Any) -> str:
-        """The flags of parameters where a condition holds."""
+    def flags(self, where: Any) -> str:
+        """Return the text of the flags of the parameters for which a condition holds."""
         name = self.copy(where, "bool")
         return f"[{name}(*named) for named in _named(group)]"
 
-    def label(self, labels: Any, label: str) -> str:
-        """The flags of parameters with a label."""
+    def label_flags(self, labels: Any, label: str) -> str:
+        """Return the text of the flags of the parameters with a label."""
         if isinstance(labels, Mapping):
             name = self._table(labels)
         else:
@@ -51,16 +58,18 @@ class Functions:
         return f"[{name}(*named) == {quoted(label)} for named in _named(group)]"
 
     def _table(self, labels: Mapping[str, str]) -> str:
+        """Return the name of a function that reads a table of labels."""
         if id(labels) in self.names:
             return self.names[id(labels)]
-        rows = [f"    {quoted(key)}: {quoted(label)}," for key, label in labels.items()]
+        entries = [f"    {quoted(key)}: {quoted(label)}," for key, label in labels.items()]
         self.imports.add("re")
-        table, name = self._name("LABELS"), self._name("_label")
+        table = self._name("LABELS")
+        name = self._name("_label")
         self.names[id(labels)] = name
-        self.texts[table] = [f"{table} = {{", *rows, "}"]
+        self.texts[table] = [f"{table} = {{", *entries, "}"]
         self.texts[name] = [
             f"def {name}(name: str, p: Tensor) -> str:",
-            '    """The label of a parameter: of its name, or of the first pattern found in it."""',
+            '    """Return the label of a name, or of the first pattern that is in the name."""',
             f"    if name in {table}:",
             f"        return {table}[name]",
             f"    for key, label in {table}.items():",
@@ -71,8 +80,9 @@ class Functions:
         return name
 
     def _name(self, base: str) -> str:
-        """A name that nothing else in the file has."""
-        name, count = base, 1
+        """Return a name that nothing else in the file has."""
+        name = base
+        count = 1
         while name in self.helpers.taken or name in self.helpers.texts:
             count += 1
             name = f"{base}_{count}"
@@ -80,9 +90,12 @@ class Functions:
         return name
 
     def copy(self, function: Any, returns: str = "") -> str:
-        """The name of a function in the file, whose text is read from where it is defined.
+        """Copy the source of a function into the file, and return its name there.
 
-        With `returns`, it takes a name and a parameter; else it is one of ours.
+        Args:
+            function: The function.
+            returns: The type that the function returns, if it is a function of the user with the
+                arguments (name, parameter). By default it is a function of this library.
         """
         if id(function) in self.names:
             return self.names[id(function)]
@@ -99,17 +112,25 @@ class Functions:
         self.texts[name] = []
         known = self._outside(function, _names(node, function.__code__), returns)
         args = [a.arg for a in node.args.args]
-        head = f"def {name}({args[0]}: str, {args[1]}: Tensor) -> {returns}:"
-        body = node.body if isinstance(node, ast.FunctionDef) else [ast.Return(node.body)]
+        head = [f"def {name}({args[0]}: str, {args[1]}: Tensor) -> {returns}:"]
+        if not isinstance(node, ast.FunctionDef):
+            body: list[ast.stmt] = [ast.Return(node.body)]
+            documented = False
+        else:
+            body = node.body
+            documented = ast.get_docstring(node) is not None
+        if not documented:
+            label = returns == "str"
+            about = "the label of a parameter" if label else "whether a parameter is selected"
+            head.append(f'    """Return {about}."""')
         tree = [_Renamed(known).visit(statement) for statement in body]
-        if ast.get_docstring(node) is None if isinstance(node, ast.FunctionDef) else True:
-            head += '\n    """Which parameters it is."""'
-        lines = _quoted("\n".join([ast.unparse(ast.fix_missing_locations(x)) for x in tree]))
-        self.texts[name] = [*head.split("\n"), *[f"    {line}" for line in lines.split("\n")]]
+        text = "\n".join([ast.unparse(ast.fix_missing_locations(x)) for x in tree])
+        lines = _with_double_quotes(text).split("\n")
+        self.texts[name] = [*head, *[f"    {line}" for line in lines]]
         return name
 
     def _verbatim(self, function: FunctionType) -> str:
-        """The name of a function at the top of a page of ours, as it stands there."""
+        """Copy a function of this library without changes, and return its name."""
         lines = inspect.getsource(function).rstrip().split("\n")
         known = self._outside(function, function.__code__.co_names, "")
         assert all(key == value for key, value in known.items()), "it uses constants of its page"
@@ -119,9 +140,9 @@ class Functions:
     def _outside(
         self, function: FunctionType, names: Collection[str], returns: str
     ) -> dict[str, str]:
-        """What a function uses of its module and of functions around it, as names in the file."""
+        """Return the text in the file for each global and nonlocal name that a function uses."""
         around = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
-        found: dict[str, str] = {}
+        texts: dict[str, str] = {}
         for name in sorted(names):
             if name not in around:
                 if returns and not hasattr(builtins, name):
@@ -132,26 +153,27 @@ class Functions:
             value = around[name]
             if isinstance(value, ModuleType) and value.__name__ in ("torch", "math", "re"):
                 self.imports.add(value.__name__)
-                found[name] = value.__name__
+                texts[name] = value.__name__
             elif isinstance(value, FunctionType):
-                found[name] = self.copy(value, returns and "bool")
-            elif isinstance(value, (int, float, str, bool, tuple)) and _plain(value):
-                found[name] = constant(value, str)
+                texts[name] = self.copy(value, "bool" if returns else "")
+            elif _is_plain(value):
+                texts[name] = constant(value, str)
             else:
                 raise SourceError(
                     f"the function {function.__name__!r} uses {name!r}, which is no plain value"
                 )
-        return found
+        return texts
 
 
-def _plain(x: Any) -> bool:
+def _is_plain(x: Any) -> bool:
+    """Return whether a value is a literal: a number, a string, or a tuple of literals."""
     if isinstance(x, tuple):
-        return all(map(_plain, x))
+        return all(map(_is_plain, x))
     return isinstance(x, (int, float, str, bool))
 
 
 class _Renamed(ast.NodeTransformer):
-    """Names by what they are in the file."""
+    """Replaces names by their text in the file."""
 
     def __init__(self, known: dict[str, str]) -> None:
         self.known = known
@@ -163,76 +185,80 @@ class _Renamed(ast.NodeTransformer):
 
 
 def node_of(function: FunctionType) -> ast.FunctionDef | ast.Lambda:
-    """The tree of a function in its file."""
+    """Return the syntax tree of a function, from the file that defines it."""
     code = function.__code__
     text = "".join(linecache.getlines(code.co_filename))
-    found: list[ast.FunctionDef | ast.Lambda] = []
-    for node in ast.walk(ast.parse(text)) if text else ():
+    nodes: list[ast.FunctionDef | ast.Lambda] = []
+    for node in ast.walk(ast.parse(text)):
         if not isinstance(node, (ast.FunctionDef, ast.Lambda)):
             continue
         first = min([node.lineno, *[d.lineno for d in getattr(node, "decorator_list", [])]])
-        if first == code.co_firstlineno and _same(node, code):
-            found.append(node)
-    if len(found) > 1:  # on one line
-        found = [node for node in found if _does(node, code)]
-    if found:
-        return found[0]
+        if first == code.co_firstlineno and _has_name_and_arguments(node, code):
+            nodes.append(node)
+    if len(nodes) > 1:  # several functions are defined on one line
+        nodes = [node for node in nodes if _compiles_to(node, code)]
+    if nodes:
+        return nodes[0]
     raise SourceError(
         f"the text of the function {function.__name__!r} cannot be read: define it with def, at "
         "the top of a module"
     )
 
 
-def _quoted(text: str) -> str:
-    """Python with strings in double quotes, as formatters write them."""
+def _with_double_quotes(text: str) -> str:
+    """Return Python code with strings in double quotes, as formatters write them."""
     lines = text.split("\n")
     for token in reversed([*tokenize.generate_tokens(io.StringIO(text).readline)]):
         plain = token.string.startswith("'") and not {'"', "\\"} & set(token.string)
         if token.type == tokenize.STRING and plain and token.start[0] == token.end[0]:
-            row, line = token.start[0] - 1, lines[token.start[0] - 1]
+            row = token.start[0] - 1
+            line = lines[row]
             inner = f'"{token.string[1:-1]}"'
             lines[row] = line[: token.start[1]] + inner + line[token.end[1] :]
     return "\n".join(lines)
 
 
-def _same(node: ast.FunctionDef | ast.Lambda, code: CodeType) -> bool:
+def _has_name_and_arguments(node: ast.FunctionDef | ast.Lambda, code: CodeType) -> bool:
+    """Return whether a syntax tree has the name and the arguments of a code object."""
     names = tuple([a.arg for a in (*node.args.posonlyargs, *node.args.args)])
     kind = "<lambda>" if isinstance(node, ast.Lambda) else node.name
     return names == code.co_varnames[: code.co_argcount] and kind == code.co_name
 
 
-def _does(node: ast.FunctionDef | ast.Lambda, code: CodeType) -> bool:
-    """Whether a tree is that of some code, among what is captured of functions around it."""
+def _compiles_to(node: ast.FunctionDef | ast.Lambda, code: CodeType) -> bool:
+    """Return whether a syntax tree compiles to a code object, inside a function with its cells."""
     inner = node if isinstance(node, ast.FunctionDef) else ast.Return(node)
     around = ast.parse(f"def around({', '.join(code.co_freevars)}): pass").body[0]
     assert isinstance(around, ast.FunctionDef)
     around.body = [inner]
     module = compile(ast.fix_missing_locations(ast.Module([around], [])), "", "exec")
-    made = [c for c in codes(module) if c.co_name == code.co_name]
-    return _said(made[0]) == _said(code)
+    compiled = next(c for c in codes(module) if c.co_name == code.co_name)
+    return _instructions(compiled) == _instructions(code)
 
 
 def codes(code: CodeType) -> Iterator[CodeType]:
-    """Code, and that of the functions in it."""
+    """Yield a code object, and the code objects of the functions in it."""
     yield code
     for x in code.co_consts:
         if isinstance(x, CodeType):
             yield from codes(x)
 
 
-def _said(code: CodeType) -> Any:
-    """What code does, wherever it stands."""
-    constants = [_said(x) if isinstance(x, CodeType) else (type(x), x) for x in code.co_consts]
+def _instructions(code: CodeType) -> Any:
+    """Return the instructions and constants of a code object, without its position in the file."""
+    constants = [
+        _instructions(x) if isinstance(x, CodeType) else (type(x), x) for x in code.co_consts
+    ]
     return code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants
 
 
 def _parameters(node: ast.FunctionDef | ast.Lambda) -> list[ast.arg]:
-    """All that a function takes, of every kind."""
+    """Return all parameters of a function, of every kind."""
     return [x for x in ast.walk(node.args) if isinstance(x, ast.arg)]
 
 
 def _names(node: ast.FunctionDef | ast.Lambda, code: CodeType) -> set[str]:
-    """The names in the body of a function that are not its own."""
+    """Return the names in the body of a function that are defined outside of it."""
     body = node.body if isinstance(node, ast.FunctionDef) else [node.body]
     inside = [x for statement in body for x in ast.walk(statement)]
     own = {*code.co_varnames, *code.co_cellvars}

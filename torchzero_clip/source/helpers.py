@@ -1,8 +1,6 @@
-"""Helpers: the few plain functions that stand above the class in a file."""
+"""The functions for norms and percentiles that come before the class in a file."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 
@@ -13,29 +11,42 @@ from torchzero_clip.source.symbols import SourceError
 
 NAMES = {"l2": "_norm", "rms": "_rms", "mad": "_mad", "linf": "_largest", "l0": "_count"}
 NAMES |= {"std": "_std", "var": "_var", "sum": "_sum"}
+"""The name of the helper for some norms."""
 
 
 class Helpers:
-    """The helpers that a file needs, each written once."""
+    """The helpers that a file needs, each written once.
+
+    Every method that writes a helper returns its name.
+    """
 
     def __init__(self) -> None:
-        self.texts: dict[str, str] = {}  # by name
-        self.taken = {*FUNCTIONS, *METHODS}  # names of other functions
+        self.texts: dict[str, str] = {}
+        """The text of each helper, by name."""
+        self.taken = {*FUNCTIONS, *METHODS}
+        """The names of other functions in the file."""
 
     def need(self, base: str, text: str) -> str:
-        """The name of a helper; `NAME` in the text is where it goes."""
-        name, count = base, 1
-        while name in self.taken or self.texts.get(name, text.replace("NAME", name)) != (
-            text.replace("NAME", name)
-        ):
+        """Add a helper unless the file has it, and return its name.
+
+        Args:
+            base: The name of the helper, which gets a number if another helper has it.
+            text: The source of the helper, with `NAME` in place of its name.
+        """
+        name = base
+        count = 1
+        while True:
+            named = text.replace("NAME", name)
+            if name not in self.taken and self.texts.get(name, named) == named:
+                self.texts[name] = named
+                return name
             count += 1
             name = f"{base}_{count}"
-        self.texts[name] = text.replace("NAME", name)
-        return name
 
     def norm(self, m: Measure) -> str:
-        """The norm of several tensors as one."""
-        base, p = name_of(m), f"{m.p:g}"
+        """Write a function for the norm of all tensors together."""
+        base = name_of(m)
+        p = f"{m.p:g}"
         if m.kind == "power":
             lines = [f"norms = torch._foreach_norm(tensors, {p}, dtype=torch.float64)"]
             whole = f"torch.linalg.vector_norm(torch.stack(norms), {p})"
@@ -56,19 +67,21 @@ class Helpers:
             else:
                 lines += ["if len(flat) < 2:", "    return flat.new_zeros(())"]
                 lines += [f"return flat.{'std' if m.root else 'var'}()"]
-        return self._of_lists(base, f"The {_words(m)} of tensors as one, summed in float64.", lines)
+        about = f"Return the {_words(m)} of all tensors together, in float64."
+        return self._of_lists(base, about, lines)
 
     def mean(self) -> str:
-        """The mean of several tensors as one."""
+        """Write a function for the mean of all tensors together."""
         lines = ["return torch.cat([x.flatten() for x in tensors]).mean(dtype=torch.float64)"]
-        return self._of_lists("_mean", "The mean of tensors as one, summed in float64.", lines)
+        return self._of_lists("_mean", "Return the mean of all tensors, in float64.", lines)
 
     def _of_lists(self, base: str, about: str, lines: list[str]) -> str:
-        head = ["def NAME(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:"]
+        """Write a function of several tensors."""
+        head = "def NAME(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:"
         return self.need(base, _function(head, about, lines))
 
     def slices(self, rule: NormRule, m: Measure | None) -> str:
-        """The norm, or the mean, of each slice of a tensor."""
+        """Write a function for the norm, or without a measure the mean, of each slice."""
         lines = [*_dims(rule), "if not dims:"]
         lines += ["    return x.new_zeros([1] * n, dtype=torch.float64)"]
         keep = "dims, keepdim=True"
@@ -95,81 +108,82 @@ class Helpers:
             lines += [f"if x.numel() < 2 * x.sum({keep}).numel():"]
             lines += [f"    return x.sum({keep}, dtype=torch.float64) * 0"]
             lines += [f"return x.double().{'std' if m.root else 'var'}({keep})"]
-        about = f"The {'mean' if m is None else _words(m)} of each slice, in float64."
+        about = f"Return the {'mean' if m is None else _words(m)} of each slice, in float64."
         base = "_mean_each" if m is None else f"{name_of(m)}_each"
-        return self.need(base, _function(["def NAME(x: Tensor) -> Tensor:"], about, lines))
+        return self.need(base, _function("def NAME(x: Tensor) -> Tensor:", about, lines))
 
     def small(self, rule: NormRule, size: int) -> str:
-        """Whether the slices of a tensor have fewer entries."""
+        """Write a function for whether the slices of a tensor have fewer elements than `size`."""
         lines = [*_dims(rule), "entries = math.prod([x.shape[d] for d in dims]) if dims else 0"]
         lines += [f"return torch.tensor(entries < {size}, device=x.device)"]
-        about = f"Whether a slice has fewer than {size} entries."
-        return self.need("_small", _function(["def NAME(x: Tensor) -> Tensor:"], about, lines))
+        about = f"Return whether a slice has fewer than {size} elements."
+        return self.need("_small", _function("def NAME(x: Tensor) -> Tensor:", about, lines))
 
     def layers(self) -> str:
-        """Tensors by layer."""
-        head = ["def NAME(tensors: list[Tensor], layers: list[str]) -> list[list[Tensor]]:"]
+        """Write a function that splits a list of tensors by layer."""
+        head = "def NAME(tensors: list[Tensor], layers: list[str]) -> list[list[Tensor]]:"
         lines = ["found: dict[str, list[Tensor]] = {}"]
         lines += ["for x, layer in zip(tensors, layers, strict=True):"]
         lines += ["    found.setdefault(layer, []).append(x)", "return list(found.values())"]
-        return self.need("_by_layer", _function(head, "The tensors of each layer.", lines))
+        return self.need("_by_layer", _function(head, "Return the tensors of each layer.", lines))
 
     def percentile(self) -> str:
-        """A percentile of magnitudes."""
+        """Write a function for a percentile of magnitudes."""
         lines = ["sizes = x.abs().flatten()"]
         lines += ["if not len(sizes):", "    return sizes.new_zeros(())"]
         lines += ["return sizes.kthvalue(int(p * (len(sizes) - 1) / 100) + 1).values"]
-        about = "The p-th percentile of the magnitudes, the nearest below."
-        return self.need(
-            "_percentile", _function(["def NAME(x: Tensor, p: float) -> Tensor:"], about, lines)
-        )
+        about = "Return the p-th percentile of the magnitudes, rounded down to one of them."
+        head = "def NAME(x: Tensor, p: float) -> Tensor:"
+        return self.need("_percentile", _function(head, about, lines))
 
 
 def name_of(m: Measure) -> str:
-    """The name of the helper for a norm."""
+    """Return the name of the helper for a norm."""
     known = {measure(name): helper for name, helper in NAMES.items()}
     return known.get(m, f"_norm_{m.p:g}".replace(".", "_"))
 
 
-def _function(head: list[str], about: str, lines: list[str]) -> str:
-    return "\n".join([*head, f'    """{about}"""', *[f"    {line}" for line in lines]])
+def _function(head: str, about: str, lines: list[str]) -> str:
+    """Return the source of a function from its first line, its docstring and its body."""
+    return "\n".join([head, f'    """{about}"""', *[f"    {line}" for line in lines]])
 
 
 def _words(m: Measure) -> str:
-    known = {"max": "largest magnitude", "count": "number of entries other than 0", "sum": "sum"}
+    """Return a norm in words, for a docstring."""
+    if m.kind == "max":
+        return "largest magnitude"
+    if m.kind == "count":
+        return "number of nonzero elements"
+    if m.kind == "sum":
+        return "sum"
     if m.kind == "spread":
         return "standard deviation" if m.root else "variance"
-    if m.kind != "power":
-        return known[m.kind]
-    if m.mean:
-        return {2.0: "root mean square", 1.0: "mean magnitude"}.get(
-            m.p, f"power mean of order {m.p:g}"
-        )
-    return "norm" if m.p == 2 else f"norm of order {m.p:g}"
+    if not m.mean:
+        return "norm" if m.p == 2 else f"norm of order {m.p:g}"
+    if m.p == 2:
+        return "root mean square"
+    return "mean magnitude" if m.p == 1 else f"power mean of order {m.p:g}"
 
 
 def _dims(rule: NormRule) -> list[str]:
+    """Return the lines that compute the dims of slices."""
     return ["n = x.dim()", f"dims = {dims_of(rule)}"]
 
 
 def dims_of(rule: NormRule) -> str:
-    """The dims that the slices of a tensor `x` of n dims run along, as an expression."""
+    """Return an expression for the dims along which a rule measures a tensor `x` of n dims."""
     every = rule.dim if isinstance(rule.dim, (tuple, list)) else (rule.dim,)
-    asked = tuple([d for d in every if isinstance(d, int)])
+    dims = tuple([d for d in every if isinstance(d, int)])
     candidates = [
-        f"tuple(sorted({{d % n for d in {asked} if -n <= d < n}}))",
-        f"tuple(d for d in range(n) if d not in {asked})",
-        f"tuple(d for d in range(n) if d not in {asked} and d - n not in {asked})",
+        f"tuple(sorted({{d % n for d in {dims} if -n <= d < n}}))",
+        f"tuple(d for d in range(n) if d not in {dims})",
+        f"tuple(d for d in range(n) if d not in {dims} and d - n not in {dims})",
         "tuple(range(1, n)) or (0,)",
         "tuple(range(max(n, 1)))",
         "tuple(range(1, n))",
         "tuple(range(n)) if n > 1 else ()",
     ]
     for text in candidates:
-        if all(_tried(text, n) == rule.dims(torch.empty([2] * n)) for n in range(7)):
+        if all(eval(text, {"n": n}) == rule.dims(torch.empty([2] * n)) for n in range(7)):
             return text
     raise SourceError(f"a file has no words for the slices of {rule!r}")
-
-
-def _tried(text: str, n: int) -> Any:
-    return eval(text, {"n": n})

@@ -1,7 +1,8 @@
-"""Lines: the operations of a step as statements of Python, in loops over the groups."""
+"""The operations of a step as Python statements, in loops over the groups."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterator, Sequence
 
@@ -10,17 +11,17 @@ from torchzero_clip.source.expressions import UNNAMED, Expressions
 from torchzero_clip.source.file_inputs import Inputs
 from torchzero_clip.source.long_lines import INDENT, WIDTH, Page, exploded
 from torchzero_clip.source.symbols import Context, Op, SourceError, Value, operand
-from torchzero_clip.source.value_names import Naming
+from torchzero_clip.source.value_names import ValueNames
 
 
 class Lines:
-    """The body of `step`.
+    """The lines of the method `step`.
 
     Args:
         ops: The operations, in the order in which the chain asked for them.
-        about: The comment above the lines of a link, by its path.
+        about: The comment above the lines of a link, by the link's path.
         state: The contexts that have state.
-        tuples: Names for the parts of live values that are tuples, by key.
+        tuples: Names for the entries of hyperparameters that are tuples, by key.
     """
 
     def __init__(
@@ -30,47 +31,52 @@ class Lines:
         state: Collection[Context],
         tuples: dict[str, list[str]],
     ) -> None:
-        self.about, self.tuples = about, tuples
+        self.about = about
+        self.tuples = tuples
         ops = schedule.needed(ops)
         schedule.phases(ops)
-        ops = schedule.stepped(schedule.rebound(ops, set(schedule.crossing(ops))))
+        ops = schedule.with_step_size(schedule.rebound(ops, set(schedule.crossing(ops))))
         schedule.phases(ops)
         self.ops = sorted([op for op in ops if not op.repeats], key=lambda op: op.phase)
         self.inline = schedule.inlined(self.ops)
         self.crossing = list(schedule.crossing(self.ops))
-        self.joint = any(op.joint for op in self.ops)  # whether anything is for all groups
-        taken = [name for row in tuples.values() for name in row]
+        self.joint = any(op.joint for op in self.ops)
+        """Whether the step has operations for all groups together."""
+        taken = [name for names in tuples.values() for name in names]
         self.page = Page()
-        self.names = Naming(self.ops, self.inline, self.crossing, taken)
+        self.names = ValueNames(self.ops, self.inline, self.crossing, taken)
         self.expressions = Expressions(self.names, self.inline)
         inputs = [op for op in ops if op.repeats]
         self.inputs = Inputs(inputs, self.page, self.expressions, state, self.joint)
-        self._linked = ""  # the link whose comment stands above
+        self._commented = ""
+        """The path of the link whose comment was written last."""
 
     def write(self) -> list[str]:
-        """The lines."""
+        """Return the lines."""
         for phase in sorted({op.phase for op in self.ops}):
-            some = [op for op in self.ops if op.phase == phase and op.out not in self.inline]
-            if some:
-                self.names.phase, self.inputs.ready = phase, set()
-                self.expressions.unpacked, self.page.indent = {}, 2
-                if not some[0].joint:
-                    self._head(some)
-                self._body(some)
+            statements = [op for op in self.ops if op.phase == phase and op.out not in self.inline]
+            if statements:
+                self.names.phase = phase
+                self.inputs.ready = set()
+                self.expressions.unpacked = {}
+                self.page.indent = 2
+                if not statements[0].joint:
+                    self._head(statements)
+                self._body(statements)
         return self.page.lines
 
     # ------------------------------------------------------------------ loops and conditions
 
     def _head(self, ops: Sequence[Op]) -> None:
-        """The head of a loop over the groups, with what it takes from loops before."""
-        taken = list(self._taken(ops))
+        """Write the head of a loop over the groups, and the values that earlier loops pass on."""
+        earlier = list(self._from_earlier_loops(ops))
         for value in [op.out for op in ops if op.out in self.crossing and op.out is not None]:
-            self.names.of(value, fresh=_guard(value.made) is not None)
+            self.names.of(value, fresh=_mask(value.op) is not None)
             self.page.line(f"all_{value.name}: list[Any] = []")
-        names = ", ".join(["group", *[value.name for value in taken]])
-        lists = ", ".join(["groups", *[f"all_{value.name}" for value in taken]])
+        names = ", ".join(["group", *[value.name for value in earlier]])
+        lists = ", ".join(["groups", *[f"all_{value.name}" for value in earlier]])
         loop = f"for {names} in zip({lists}, strict=True):"
-        if not taken:
+        if not earlier:
             self.page.line(f"for group in {'groups' if self.joint else 'self.param_groups'}:")
             self.page.indent = 3
         elif self.page.fits(loop):
@@ -79,34 +85,30 @@ class Lines:
         else:
             self.page.line("for i, group in enumerate(groups):")
             self.page.indent = 3
-            for value in taken:
+            for value in earlier:
                 self.page.line(f"{value.name} = all_{value.name}[i]")
         if not self.joint:
             self.inputs.tensors()
             self.page.line(f"if not {self.inputs.whole('params').name}:\n{INDENT}continue")
 
-    def _taken(self, ops: Sequence[Op]) -> Iterator[Value]:
-        """The values of loops before that this one reads."""
+    def _from_earlier_loops(self, ops: Sequence[Op]) -> Iterator[Value]:
+        """Yield the values of earlier loops that this loop reads."""
         phase = self.names.phase
-        here = {op for op in self.ops if op.phase == phase and not op.joint} | set(ops)
+        in_loop = {op for op in self.ops if op.phase == phase and not op.joint} | set(ops)
         for value in self.crossing:
-            earlier = value.made is not None and value.made.phase < phase
-            if earlier and not here.isdisjoint(self.names.readers.get(value, [])):
+            earlier = value.op is not None and value.op.phase < phase
+            if earlier and not in_loop.isdisjoint(self.names.readers.get(value, [])):
                 yield value
 
     def _body(self, ops: Sequence[Op]) -> None:
-        """The lines of a loop, those of a mask under the condition that it has parameters."""
-        block: list[Op] = []
-        for op in [*ops, None]:
-            if block and (op is None or _guard(op) != _guard(block[0])):
-                self._block(block)
-                block = []
-            if op is not None:
-                block.append(op)
+        """Write the statements of a loop, in blocks of statements with the same mask."""
+        for _, block in itertools.groupby(ops, _mask):
+            self._block(list(block))
 
     def _block(self, ops: Sequence[Op]) -> None:
-        guard = _guard(ops[0])
-        if guard is None:
+        """Write statements with one mask, under the condition that it selects a parameter."""
+        mask = _mask(ops[0])
+        if mask is None:
             for op in ops:
                 self._op(op)
             return
@@ -114,26 +116,26 @@ class Lines:
             self._comment(op)
             for value in self.inputs.below(op):
                 self.inputs.bring(value)
-        late = [op.out for op in ops if op.out in self.crossing and op.out is not None]
-        for value in late:
+        passed_on = [op.out for op in ops if op.out in self.crossing and op.out is not None]
+        for value in passed_on:
             self.page.line(f"{value.name}: Any = []")
-        self.page.line(f"if any({self._flags(guard, ops[0])}):")
+        self.page.line(f"if any({self._flags(mask, ops[0])}):")
         before = set(self.inputs.ready)
         self.page.indent += 1
         for op in ops:
             self._op(op)
         self.page.indent -= 1
         self.inputs.ready = before
-        for value in late:
+        for value in passed_on:
             self.page.line(f"all_{value.name}.append({value.name})")
 
-    def _flags(self, guard: Context, op: Op) -> str:
-        """What is true where the parameters of a context are there: in a group, or in all."""
-        assert guard.flags is not None
+    def _flags(self, mask: Context, op: Op) -> str:
+        """Return the list that has a true element if the mask selects a parameter."""
+        assert mask.flags is not None
         if not op.joint:
-            self.inputs.bring(guard.flags)
-            return guard.flags.name
-        lists = [v for v in self.crossing if v.kind == "list" and v.context == guard]
+            self.inputs.bring(mask.flags)
+            return mask.flags.name
+        lists = [v for v in self.crossing if v.kind == "list" and v.context == mask]
         names = [v.name for v in lists if v.name]
         if not names:
             raise SourceError(f"{op.link} cannot be written inside a mask; use the library for it")
@@ -142,8 +144,9 @@ class Lines:
     # ------------------------------------------------------------------ statements
 
     def _op(self, op: Op) -> None:
+        """Write the statement of an operation, after the lines of its inputs."""
         self._comment(op)
-        for other in self._together(op):
+        for other in self._of_same_link(op):
             for value in self.inputs.below(other):
                 self.inputs.bring(value)
         self._unpack(op)
@@ -155,27 +158,28 @@ class Lines:
                 text = text if "\n" in text or self.page.fits(text) else exploded(text)
                 break
             self.inline.discard(largest)
-            assert largest.made is not None
-            self._op(largest.made)
+            assert largest.op is not None
+            self._op(largest.op)
         if op.each and op.out is None:
             self.page.loop(*text.split("\n"))
         else:
             self.page.line(text)
-        if op.out is not None and op.out in self.crossing and _guard(op) is None:
+        if op.out is not None and op.out in self.crossing and _mask(op) is None:
             self.page.line(f"all_{op.out.name}.append({op.out.name})")
 
-    def _together(self, op: Op) -> list[Op]:
-        """The operations of its link in this loop, before which its lists stand."""
+    def _of_same_link(self, op: Op) -> list[Op]:
+        """Return the operations of the same link in this loop; their inputs are read together."""
         alike = (op.phase, op.link, op.context)
         return [other for other in self.ops if (other.phase, other.link, other.context) == alike]
 
     def _comment(self, op: Op) -> None:
-        if op.link and op.link != self._linked:
-            self._linked = op.link
+        """Write the comment of a link before its first statement."""
+        if op.link and op.link != self._commented:
+            self._commented = op.link
             self.page.comment(self.about[op.link])
 
     def _unpack(self, op: Op) -> None:
-        """A tuple of live values gets names, where a rule names them."""
+        """Write the lines that give names to the entries of tuples, if a rule names them."""
         for leaf in self._live_in(op):
             assert leaf.live is not None
             key, index = leaf.live
@@ -183,46 +187,50 @@ class Lines:
             names = None if index is None or key in unpacked or op.joint else self.tuples.get(key)
             if names is None:
                 continue
-            taken = set(names) - {"_"}
-            old = {k: row for k, row in unpacked.items() if taken.isdisjoint(row)}
-            self.expressions.unpacked = {**old, key: names}
+            reused = set(names) - {"_"}
+            valid = {k: others for k, others in unpacked.items() if reused.isdisjoint(others)}
+            self.expressions.unpacked = {**valid, key: names}
             self.page.line(f'{", ".join(names)} = group["{key}"]')
 
     def _live_in(self, op: Op) -> Iterator[Value]:
+        """Yield the hyperparameters in the statement of an operation."""
         for value in op.args:
             if value.live is not None:
                 yield value
-            elif (value.numeric or value in self.inline) and value.made is not None:
-                yield from self._live_in(value.made)
+            elif (value.numeric or value in self.inline) and value.op is not None:
+                yield from self._live_in(value.op)
 
-    # ------------------------------------------------------------------ what is too long
+    # ------------------------------------------------------------------ lines that are too long
 
     def _largest(self, op: Op) -> Value | None:
-        """The expression inside an operation that becomes a line: the shortest that does."""
+        """Return the expression inside an operation that gets a line, or None if there is none.
+
+        It is the shortest expression without which the statement fits, or the longest one.
+        """
         sizes = {v: len(self.expressions.text(v)) for v in self.expressions.inside(op)}
         inner = sorted(sizes, key=lambda v: sizes[v])
         over = len(self.expressions.statement(op)) - WIDTH + len(INDENT) * self.page.indent
         return next((v for v in inner if sizes[v] - 6 > over), inner[-1] if inner else None)
 
     def _number_apart(self, op: Op) -> str | None:
-        """The statement with a name for the longest expression of numbers in it."""
+        """Return the statement with a name for the longest expression of numbers in it."""
         text = self.expressions.text
-        some = [v for v in op.args if v.kind == "number" and v.live is None]
-        if not some:
+        numbers = [v for v in op.args if v.kind == "number" and v.live is None]
+        if not numbers:
             return None
-        longest = max(some, key=lambda v: len(operand(v, text)[0]))
+        longest = max(numbers, key=lambda v: len(operand(v, text)[0]))
         name = self.names.spare(longest.hint or "factor")
         line = f"{name} = {operand(longest, text)[0]}"
         if not self.page.fits(line):
             line = f"{name} = {self._leaves_apart(longest)}"
         self.page.line(line)
         longest.name = name
-        found = self.expressions.statement(op)
+        statement = self.expressions.statement(op)
         longest.name = ""
-        return found
+        return statement
 
     def _leaves_apart(self, number: Value) -> str:
-        """An expression of live values, which get names before it."""
+        """Return an expression of hyperparameters, after lines that give them names."""
         names: dict[tuple[str, int | None], str] = {}
 
         def named(value: Value) -> str:
@@ -235,15 +243,18 @@ class Lines:
         return operand(number, named)[0]
 
     def _zipped(self, text: str) -> str:
-        """A comprehension whose lists come from a line before it."""
-        found = re.search(r" for ([\w, ]+) in (zip\(.*, strict=True\))[\])]$", text)
-        if found is None:
+        """Return a comprehension over `rows`, after a line that zips its lists."""
+        match = re.search(r" for ([\w, ]+) in (zip\(.*, strict=True\))[\])]$", text)
+        if match is None:
             return text
-        name = "rows" + "_" * (found[1].count(",") - 1)  # those of three are of another type
-        self.page.line(f"{name} = {found[2]}")
-        return text[: found.start(2)] + name + text[found.end(2) :]
+        # tuples of another length are another type, so they need another name
+        name = "rows" + "_" * (match[1].count(",") - 1)
+        self.page.line(f"{name} = {match[2]}")
+        return text[: match.start(2)] + name + text[match.end(2) :]
 
 
-def _guard(op: Op | None) -> Context | None:
-    """The context whose parameters must be there for an operation to run."""
-    return op.context if op is not None and op.context.flags is not None and not op.always else None
+def _mask(op: Op | None) -> Context | None:
+    """Return the context that must have parameters for an operation to run, if any."""
+    if op is None or op.always or op.context.flags is None:
+        return None
+    return op.context

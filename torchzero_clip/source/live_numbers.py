@@ -1,33 +1,39 @@
-"""LiveNumbers: live values, as numbers that remember what was done with them."""
+"""Hyperparameters as numbers that record how a chain uses them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
-from torchzero_clip.source.symbols import ATOM, Names, Op, Value, binary
+from torchzero_clip.source.symbols import ATOM, Op, Value, Write, binary
 from torchzero_clip.source.written_numbers import written
 
 OPPOSITE = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
+"""The comparison that holds if and only if another does not."""
 
 
 class LiveNumbers:
-    """Makes written numbers, and notes what the chain decided by one."""
+    """Creates written numbers, and records the decisions that the chain made by comparing them."""
 
     def __init__(self) -> None:
-        self.broken: list[tuple[str, Callable[[Names], tuple[str, int]]]] = []
-        """A key, and what may not be of its value, since the file has one way alone."""
-        self.shared: list[str] = []  # keys whose value groups must agree on
+        self.forbidden: list[tuple[str, Write]] = []
+        """Keys of hyperparameters, and a condition under which the chain would run other code.
+
+        The file has only the code for the present values, so it raises if the condition holds.
+        """
+        self.shared: list[str] = []
+        """Keys of hyperparameters that must be equal in all groups."""
 
     def value(self, key: str, value: Any) -> Any:
-        """A live value, or a tuple of them, as numbers."""
+        """Return a hyperparameter as a written number, or as a tuple of written numbers."""
         if isinstance(value, (tuple, list)):
             return tuple([self._number(key, i, x) for i, x in enumerate(value)])
         return self._number(key, None, value)
 
     def _number(self, key: str, index: int | None, value: Any) -> Any:
+        """Return a hyperparameter, or an entry of one, as a written number if it is a number."""
         if isinstance(value, Tensor):
             value = value.item()
         if not isinstance(value, (int, float)):
@@ -35,23 +41,23 @@ class LiveNumbers:
         leaf = Value("number", live=(key, index))
         return self.number(value, leaf, lambda names: (names(leaf), ATOM))
 
-    def number(self, number: Any, value: Value, write: Any, args: tuple[Value, ...] = ()) -> Any:
-        """A number that is an expression of values."""
-        value.made = Op(write, list(args), value)
+    def number(self, number: Any, value: Value, write: Write, args: tuple[Value, ...] = ()) -> Any:
+        """Return a number with an expression of values."""
+        value.op = Op(write, list(args), value)
         return written(number, value, self._compared)
 
     def _compared(self, symbol: str, value: Value, other: Any, holds: bool) -> None:
-        """A comparison of a live value decides what the file does."""
+        """Record a comparison of a hyperparameter, on which the text of the file depends."""
         keys = [leaf.live[0] for leaf in leaves(value) if leaf.live]
         if keys:
             wrong = OPPOSITE[symbol] if holds else symbol
-            self.broken.append((keys[0], lambda names: binary(wrong, value, other, names)))
+            self.forbidden.append((keys[0], lambda names: binary(wrong, value, other, names)))
 
 
 def leaves(value: Value) -> Iterator[Value]:
-    """The live values in an expression of numbers."""
+    """Yield the hyperparameters in an expression of numbers."""
     if value.live is not None:
         yield value
-    elif value.made is not None:
-        for x in value.made.args:
+    elif value.op is not None:
+        for x in value.op.args:
             yield from leaves(x)

@@ -1,4 +1,4 @@
-"""Page: lines of Python, and what becomes of one that is too long."""
+"""Lines of Python, and ways to split a line that is too long."""
 
 from __future__ import annotations
 
@@ -10,47 +10,48 @@ INDENT = "    "
 
 
 class Page:
-    """The lines of a function, which grow at the end."""
+    """The lines of a function, to which more lines are added."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.indent = 2
-        self._loop: tuple[str, int] | None = None  # the head and indent of one that just ended
+        self._loop: tuple[str, int] | None = None
+        """The head and the indentation of the loop that the last line belongs to, if any."""
 
     def fits(self, text: str) -> bool:
-        """Whether a text is a line, as formatters see it."""
+        """Return whether a text fits into a line at the current indentation."""
         return len(text) <= WIDTH - len(INDENT) * self.indent
 
     def line(self, text: str) -> None:
-        """A line, or several that belong together."""
+        """Add a line, or several lines that belong together."""
         self._loop = None
         lines = [INDENT * self.indent + part for part in text.split("\n")]
         self.lines += lines if len(lines) > 1 else keyed(lines[0])
 
     def comment(self, texts: list[str]) -> None:
-        """Lines of a comment, between which and the last line a loop may go on."""
+        """Add the lines of a comment; a loop before it may continue after it."""
         self.lines += [f"{INDENT * self.indent}# {text}" for text in texts]
 
     def loop(self, head: str, body: str) -> None:
-        """A line in a loop, together with those of the loop before, if that has the same head."""
-        here = head, self.indent
-        if self._loop != here:
+        """Add a loop with one line, or add the line to the last loop if it has the same head."""
+        loop = head, self.indent
+        if self._loop != loop:
             self.line(head)
         self.line(INDENT + body)
-        self._loop = here
+        self._loop = loop
 
 
 def keyed(line: str) -> list[str]:
-    """The line, or two where its key makes it too long: one gives the key a name."""
-    found = re.search(r'"[^"]+"', line)
-    if len(line) <= WIDTH or found is None:
+    """Return the line, or two lines if its key makes it too long: the first names the key."""
+    key = re.search(r'"[^"]+"', line)
+    if len(line) <= WIDTH or key is None:
         return [line]
     indent = line[: len(line) - len(line.lstrip())]
-    return [f"{indent}key = {found[0]}", line.replace(found[0], "key")]
+    return [f"{indent}key = {key[0]}", line.replace(key[0], "key")]
 
 
 def exploded(text: str) -> str:
-    """A call with an operand a line."""
+    """Return a call with one argument per line."""
     tree = ast.parse(text).body[0]
     call = getattr(tree, "value", None)
     first = call.args[0] if isinstance(call, ast.Call) and call.args else None
@@ -63,5 +64,5 @@ def exploded(text: str) -> str:
 
 
 def _double(text: str) -> str:
-    """Python with its strings in double quotes; none of ours has a quote in it."""
+    """Return Python code with strings in double quotes; no string of a file contains a quote."""
     return text.replace("'", '"')

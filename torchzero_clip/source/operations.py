@@ -1,60 +1,81 @@
-"""Operations: what has been asked for so far, and what each tensor and number stands for."""
+"""The operations of a step that are recorded so far, and the value of each tensor and number."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from torchzero_clip.source.functions import Functions
 from torchzero_clip.source.helpers import Helpers
 from torchzero_clip.source.live_numbers import LiveNumbers
-from torchzero_clip.source.symbols import ATOM, Context, Names, Op, Value, operand
+from torchzero_clip.source.symbols import ATOM, Context, Kind, Op, Value, Write, operand
 from torchzero_clip.source.written_numbers import WrittenNumber
 
 
 class Operations:
-    """The operations of a step, with the values that they are of and make."""
+    """The recorded operations of a step, and the values that they read and compute."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ops: list[Op] = []
         self.known: dict[int, tuple[Any, Value]] = {}
-        self.context, self.link, self.paused = Context(), "", False
-        self.joins = False  # whether a rule about entries takes those of all groups together
-        self.helpers, self.live = Helpers(), LiveNumbers()
+        """The tensors that represent a value, and the value, by the id of the tensor."""
+        self.context = Context()
+        self.link = ""
+        self.paused = False
+        self.joins = False
+        """Whether an elementwise rule uses the elements of all groups together."""
+        self.helpers = Helpers()
+        self.live = LiveNumbers()
         self.functions = Functions(self.helpers)
         self.layers: dict[Context, Value] = {}
-        self.like: Value | None = None  # whose device constants of a rule are on
-        self.flowing: Value | None = None  # whose dtype the update has
+        self.like: Value | None = None
+        """The value on whose device a rule creates constants."""
+        self.flowing: Value | None = None
+        """The update as the current link receives it."""
 
     def knows(self, x: Any) -> Value | None:
-        """The value of a tensor or a number."""
+        """Return the value that a tensor or a number represents, if any."""
         if isinstance(x, WrittenNumber):
             return x.value
-        found = self.known.get(id(x)) if isinstance(x, Tensor) else None
-        return None if found is None else found[1]
+        known = self.known.get(id(x)) if isinstance(x, Tensor) else None
+        return None if known is None else known[1]
 
     def learn(self, tensor: Tensor, value: Value) -> Tensor:
-        """Remember what a tensor stands for."""
+        """Store that a tensor represents a value, and return the tensor."""
         self.known[id(tensor)] = tensor, value
         return tensor
 
     def add(
         self,
-        write: Callable[[Names], tuple[str, int]],
+        write: Write,
         args: Sequence[Value],
         out: Value | None = None,
         **kinds: Any,
     ) -> Value | None:
-        """An operation; its value."""
-        free = not args and self.context.flags is None  # a constant, needed by no mask
-        joint = kinds.pop("joint", free or (bool(args) and all(value.joint for value in args)))
+        """Record an operation, and return the value that it computes.
+
+        Args:
+            write: The function that writes the operation.
+            args: The values that it reads.
+            out: The value that it computes, if any.
+            **kinds: Other attributes of `Op`. By default an operation is joint if all its
+                arguments are, and a constant is joint outside of masks.
+        """
+        if "joint" in kinds:
+            joint = kinds.pop("joint")
+        elif args:
+            joint = all(value.joint for value in args)
+        else:
+            joint = self.context.flags is None
         op = Op(write, list(args), out, joint=joint, context=self.context, link=self.link, **kinds)
         if out is not None:
-            out.made, out.joint, out.context = op, joint, self.context
+            out.op = op
+            out.joint = joint
+            out.context = self.context
         self.ops.append(op)
         return out
 
@@ -63,68 +84,87 @@ class Operations:
 
         Lists of a mask and of state have no name after their loop, so they are listed first.
         """
-        of_state = value.made is not None and value.made.takes == "state"
+        of_state = value.op is not None and value.op.takes == "state"
         if self.context.flags is not None or of_state:
             return self._gathered(self._listed(value))
         return self._gathered(value)
 
     def _gathered(self, value: Value) -> Value:
-        made = Value("list", hint=value.hint)
+        """Return the lists of all groups as one, from lists with names."""
+        every = Value("list", hint=value.hint)
         write = lambda names: (names(value), ATOM)
-        self.add(write, [value], made, joint=True, gathers=True, small=True)
-        return made
+        self.add(write, [value], every, joint=True, gathers=True, small=True)
+        return every
 
     def _listed(self, value: Value) -> Value:
-        """Return a list of the same tensors, with a name of its own."""
-        made = Value("list", hint=value.hint, root=value)
+        """Return a list of the same tensors, with a separate name."""
+        listed = Value("list", hint=value.hint, root=value)
         write = lambda names: (f"list({names(value)})", ATOM)
-        always = value.made is None or value.made.repeats or value.made.always
-        self.add(write, [value], made, always=always, stays=True)
-        return made
+        always = value.op is None or value.op.repeats or value.op.always
+        self.add(write, [value], listed, always=always, stays=True)
+        return listed
 
     def named(self, number: WrittenNumber, name: str) -> Value:
-        """A live value, with a line that gives it a name."""
-        made = Value("tensor", hint=name)
+        """Return a hyperparameter as a value with a line that gives it a name."""
+        value = Value("tensor", hint=name)
         write = lambda names: operand(number.value, names)
-        self.add(write, [number.value], made, stays=True)
-        return made
+        self.add(write, [number.value], value, stays=True)
+        return value
 
     def layer(self) -> Value:
-        """The layer of each parameter of this context."""
+        """Return the layers of the parameters in the current context."""
         if self.context not in self.layers:
-            self.layers[self.context] = Value("list", hint="layer")
-            out, kinds = self.layers[self.context], {"repeats": True, "takes": "layer"}
-            self.add(lambda names: ("", ATOM), [], out, joint=False, **kinds)
+            layer = Value("list", hint="layer")
+            self.layers[self.context] = layer
+            write = lambda names: ("", ATOM)
+            self.add(write, [], layer, joint=False, repeats=True, takes="layer")
         return self.layers[self.context]
 
     @contextmanager
-    def resting(self) -> Iterator[None]:
-        """Nothing is written down meanwhile."""
-        before, self.paused = self.paused, True
+    def not_recording(self) -> Iterator[None]:
+        """Return a context in which torch calls are not recorded."""
+        before = self.paused
+        self.paused = True
         try:
             yield
         finally:
             self.paused = before
 
     def size(self, value: Value, count: int) -> Any:
-        """The number of entries of each tensor of a list."""
+        """Return the number of elements of each tensor of a list."""
         write = lambda names: (f"{names(value)}.numel()", ATOM)
         return self.live.number(count, Value("sizes"), write, (value,))
 
     @property
     def update(self) -> Value:
-        """The update as it flows."""
+        """The update as the current link receives it."""
         assert self.flowing is not None, "a rule is asked when an update has come to it"
         return self.flowing
 
     def dtype(self) -> Value:
-        """The dtype of the update."""
-        u, made = self.update, Value("tensor")
-        self.add(lambda names: (f"{names(u)}[0].dtype", ATOM), [u], made)
-        return made
+        """Return the dtype of the update."""
+        u = self.update
+        dtype = Value("tensor")
+        self.add(lambda names: (f"{names(u)}[0].dtype", ATOM), [u], dtype)
+        return dtype
 
-    def made(self, kind: Any, out: Tensor, write: Any, found: list[Value], **kinds: Any) -> Tensor:
-        """A tensor that an operation makes; "tuple" is a list that Python has as a tuple."""
+    def record(
+        self,
+        kind: Kind | Literal["tuple"],
+        out: Tensor,
+        write: Write,
+        args: list[Value],
+        **kinds: Any,
+    ) -> Tensor:
+        """Record an operation whose result a tensor represents, and return the tensor.
+
+        Args:
+            kind: The kind of the result; "tuple" is a list that is a tuple in Python.
+            out: The tensor that represents the result.
+            write: The function that writes the operation.
+            args: The values that it reads.
+            **kinds: Other attributes of `Op`.
+        """
         value = Value("list", elements="tuple") if kind == "tuple" else Value(kind)
-        self.add(write, found, value, **kinds)
+        self.add(write, args, value, **kinds)
         return self.learn(out, value)

@@ -1,11 +1,11 @@
-"""Naming: values get the names that a rule gives them, which copies of its functions tell."""
+"""Copies of rules that report the names of their variables, so that values get these names."""
 
 from __future__ import annotations
 import __future__
 
 import ast
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar
 
@@ -16,116 +16,138 @@ from torchzero_clip.source.operation_recorder import OpRecorder
 from torchzero_clip.source.symbols import SourceError
 
 T = TypeVar("T")
-TELL = "_naming"
-OURS = ("torchzero_clip.core", "torchzero_clip.source", "torch.")
+REPORTER = "_naming"
+"""The variable of a copied function that has the `RuleNames`."""
+NOT_RULES = ("torchzero_clip.core", "torchzero_clip.source", "torch.")
+"""Modules whose functions are not copied, because their variable names are not a rule's."""
 
 
 def changed(x: T, **attributes: Any) -> T:
-    """A copy of an object, with other attributes."""
-    made = copy.copy(x)
-    vars(made).update(attributes)
-    return made
+    """Return a copy of an object, with other attributes."""
+    other = copy.copy(x)
+    vars(other).update(attributes)
+    return other
 
 
 class RuleNames:
-    """Copies of rules whose assignments and loops tell what they call their values.
+    """Copies rules, so that their assignments and loops report the names of variables.
 
     Args:
-        recorder: What knows the values.
+        recorder: The recorder, which has the values of tensors and numbers.
     """
 
     def __init__(self, recorder: OpRecorder) -> None:
         self.recorder = recorder
         self._copies: dict[FunctionType, FunctionType] = {}
 
-    def tell(self, names: Any, x: Any) -> Any:
-        """Give a value its name, or several values theirs, and hand them on."""
+    def named(self, names: Any, x: Any) -> Any:
+        """Give the name to the value that x represents, and return x.
+
+        Args:
+            names: The name of the variable, or a tuple of names if x is unpacked.
+            x: The object that the rule assigns.
+        """
         if isinstance(names, tuple):
-            for name, one in zip(names, x if isinstance(x, (tuple, list)) else (), strict=False):
-                self.tell(name, one)
+            if isinstance(x, (tuple, list)):
+                for name, item in zip(names, x, strict=False):
+                    self.named(name, item)
             return x
         value = self.recorder.knows(x.tensors[0] if isinstance(x, TensorList) and len(x) else x)
         if value is not None and not value.hint and names != "_":
             value.hint = names
         return x
 
-    def each(self, names: Any, some: Iterable[Any]) -> Iterator[Any]:
-        """The same for each round of a loop."""
-        return (self.tell(names, x) for x in some)
+    def each_named(self, names: Any, items: Iterable[Any]) -> Iterator[Any]:
+        """Yield the items of a loop, and give the name of the loop variable to each."""
+        return (self.named(names, x) for x in items)
 
     def copy(self, rule: Description, **attributes: Any) -> Any:
-        """A rule, with those in it, and with some attributes of its own."""
-        inside = {k: self.copy(x) for k, x in vars(rule).items() if isinstance(x, Description)}
-        made, own = changed(rule, **inside), dict[str, Any]()
-        for base in reversed(type(rule).__mro__):
-            own |= {} if base.__module__.startswith(OURS) else vars(base)
-        functions = {k: f for k, f in own.items() if _is_plain(f) and k[:2] != "__"}
-        told = {k: MethodType(self.told(f), made) for k, f in functions.items()}
-        vars(made).update({**told, **attributes})
-        return made
+        """Return a copy of a rule, and of rules inside it, whose methods report names.
 
-    def told(self, function: FunctionType) -> FunctionType:
-        """The same function, which tells what it assigns, as do those that it calls."""
+        Args:
+            rule: The rule.
+            **attributes: Other attributes for the copy.
+        """
+        inside = {k: self.copy(x) for k, x in vars(rule).items() if isinstance(x, Description)}
+        reporting = changed(rule, **inside)
+        members: dict[str, Any] = {}
+        for base in reversed(type(rule).__mro__):
+            if not base.__module__.startswith(NOT_RULES):
+                members |= vars(base)
+        for name, member in members.items():
+            if _is_of_rule(member) and not name.startswith("__"):
+                vars(reporting)[name] = MethodType(self.reporting(member), reporting)
+        vars(reporting).update(attributes)
+        return reporting
+
+    def reporting(self, function: FunctionType) -> FunctionType:
+        """Return a copy of a function that reports names, as do the functions that it calls."""
         if function not in self._copies:
-            self._copies[function] = function  # as it calls itself
-            self._copies[function] = self._told(function)
+            self._copies[function] = function  # the function may call itself
+            self._copies[function] = self._reporting(function)
         return self._copies[function]
 
-    def _told(self, function: FunctionType) -> FunctionType:
+    def _reporting(self, function: FunctionType) -> FunctionType:
+        """Return a copy of a function that reports names, or the function without its source."""
         try:
-            node = _Telling().visit(node_of(function))
-        except SourceError:  # its text cannot be read
+            node = _Reporting().visit(node_of(function))
+        except SourceError:  # the source of the function is not available
             return function
         if not isinstance(node, ast.FunctionDef):
             return function
-        code, known = function.__code__, function.__globals__
+        code = function.__code__
+        module = function.__globals__
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-        cells[TELL] = CellType(self)
+        cells[REPORTER] = CellType(self)
         for name in code.co_names:
-            if _is_plain(known.get(name)):
-                cells[name] = CellType(self.told(known[name]))
+            if _is_of_rule(module.get(name)):
+                cells[name] = CellType(self.reporting(module[name]))
         node.decorator_list = []
-        owner = ("", *function.__qualname__.split("."))[-2]  # by which names are private
-        around = f"def around({', '.join(cells.keys() - {'__class__'})}):\n class "
-        tree = ast.parse(f"{around}{owner if owner.isidentifier() else 'Page'}: pass")
+        # private names of a method, such as __x, depend on the name of its class
+        owner = ("", *function.__qualname__.split("."))[-2]
+        if not owner.isidentifier():
+            owner = "Page"
+        arguments = ", ".join(cells.keys() - {"__class__"})
+        tree = ast.parse(f"def around({arguments}):\n class {owner}: pass")
         tree.body[0].body[0].body = [node]  # type: ignore[attr-defined]
         ast.fix_missing_locations(tree)
         future = code.co_flags & __future__.annotations.compiler_flag
         whole = compile(tree, code.co_filename, "exec", future, dont_inherit=True)
-        made = next(c for c in codes(whole) if c.co_name == code.co_name)
-        closure = tuple([cells[name] for name in made.co_freevars])
-        told = FunctionType(made, known, code.co_name, function.__defaults__, closure)
-        told.__kwdefaults__ = function.__kwdefaults__
-        return told
+        new_code = next(c for c in codes(whole) if c.co_name == code.co_name)
+        closure = tuple([cells[name] for name in new_code.co_freevars])
+        reporting = FunctionType(new_code, module, code.co_name, function.__defaults__, closure)
+        reporting.__kwdefaults__ = function.__kwdefaults__
+        return reporting
 
 
-def _is_plain(x: Any) -> bool:
-    """Whether it is a function of a rule, or of its page."""
-    return isinstance(x, FunctionType) and not x.__module__.startswith(OURS)
+def _is_of_rule(x: Any) -> bool:
+    """Return whether an object is a function of a rule, or of a module of rules."""
+    return isinstance(x, FunctionType) and not x.__module__.startswith(NOT_RULES)
 
 
-class _Telling(ast.NodeTransformer):
-    """Assignments and loops of whose values is told what they call them."""
+class _Reporting(ast.NodeTransformer):
+    """Adds calls that report the names of variables to assignments and loops."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        return self._told(node, "value", "tell", node.targets[-1])
+        return self._report(node, "value", RuleNames.named, node.targets[-1])
 
     def visit_For(self, node: ast.For) -> ast.AST:
-        return self._told(node, "iter", "each", node.target)
+        return self._report(node, "iter", RuleNames.each_named, node.target)
 
     def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
-        return self._told(node, "iter", "each", node.target)
+        return self._report(node, "iter", RuleNames.each_named, node.target)
 
-    def _told(self, node: Any, field: str, verb: str, target: ast.expr) -> Any:
+    def _report(self, node: Any, field: str, method: Callable[..., Any], target: ast.expr) -> Any:
+        """Wrap an expression of a node in a call of a method of `RuleNames`."""
         self.generic_visit(node)
-        asked = ast.Attribute(ast.Name(TELL, ast.Load()), verb, ast.Load())
-        given = [ast.Constant(_names(target)), getattr(node, field)]
-        setattr(node, field, ast.Call(asked, given, []))
+        function = ast.Attribute(ast.Name(REPORTER, ast.Load()), method.__name__, ast.Load())
+        arguments = [ast.Constant(_names(target)), getattr(node, field)]
+        setattr(node, field, ast.Call(function, arguments, []))
         return node
 
 
 def _names(target: ast.expr) -> Any:
-    """The name of a target, or those of several."""
+    """Return the name of an assignment target, or a tuple of names."""
     if isinstance(target, ast.Tuple):
         return tuple(map(_names, target.elts))
     return getattr(target, "id", getattr(target, "attr", "_"))

@@ -1,4 +1,4 @@
-"""Schedule: which operations are needed, in which loop over the groups, and which have a line."""
+"""The schedule of a step: the operations that it needs, their loops, and which are inlined."""
 
 from __future__ import annotations
 
@@ -9,64 +9,57 @@ from torchzero_clip.source.symbols import Names, Op, Value, operand
 
 
 def needed(ops: Sequence[Op]) -> list[Op]:
-    """The operations without those whose result nobody reads."""
-    lasting = {op.out.memory for op in ops if op.out is not None and (op.repeats or op.lasting)}
-    wanted: set[Value] = set()
-    memory = set(lasting)
-    out: list[Op] = []
+    """Return the operations whose results or effects the step needs."""
+    memory = {op.out.memory for op in ops if op.out is not None and (op.repeats or op.lasting)}
+    read: set[Value] = set()
+    chosen: list[Op] = []
     for op in reversed(ops):
         writes = {value.memory for value in op.writes}
-        if (op.effect and writes & memory) or (op.out is not None and op.out in wanted):
-            out.append(op)
+        if (op.effect and writes & memory) or (op.out is not None and op.out in read):
+            chosen.append(op)
             for value in op.operands():
-                wanted.add(value)
+                read.add(value)
                 memory.add(value.memory)
-    return out[::-1]
+    return chosen[::-1]
 
 
-def rebound(ops: Sequence[Op], kept: Collection[Value]) -> list[Op]:
-    """x.copy_(y), then an operator of x alone in place: one that makes x of y anew.
+def rebound(ops: Sequence[Op], passed_on: Collection[Value]) -> list[Op]:
+    """Replace a copy and an operator in place by one operator out of place.
 
-    Lists that are kept for later loops stay the same lists.
+    `x.copy_(y)` followed by an in-place operator of x becomes `x = operator(y)`. A clone followed
+    by an in-place operator without other operands becomes the operator of the original. Lists that
+    later loops read stay the same lists.
     """
-    out: list[Op] = []
+    rewritten: list[Op] = []
     roots = {op.out.root for op in ops if op.out is not None}
     for op in ops:
-        last = out[-1] if out else None
-        if last is not None and last.clones and op.alone and op.effect and op.args == [last.out]:
-            out[-1] = _instead(last, op)
-            continue
-        if (
-            last is not None
-            and last.copies
-            and op.foreach
-            and op.effect
-            and op.args == last.args[:1]
-        ):
+        last = rewritten[-1] if rewritten else None
+        if last is None or not op.effect:
+            rewritten.append(op)
+        elif last.clones and op.alone and op.args == [last.out]:
+            rewritten[-1] = _of_original(last, op)
+        elif last.copies and op.foreach and op.args == last.args[:1]:
             x, y = last.args
-            own = (
-                x.root is None
-                and x not in roots
-                and x not in kept
-                and x.made is not None
-                and x.made.foreach
-            )
-            if own and x.made is not None and not x.made.repeats:
-                op = _anew(op, x, y)
-                out.pop()
-        out.append(op)
-    return out
+            shared = x.root is not None or x in roots or x in passed_on
+            computed = x.op is not None and x.op.foreach and not x.op.repeats
+            if computed and not shared:
+                rewritten[-1] = _assigned(op, x, y)
+            else:
+                rewritten.append(op)
+        else:
+            rewritten.append(op)
+    return rewritten
 
 
-def stepped(ops: list[Op]) -> list[Op]:
-    """A factor just before the end becomes that of the last subtraction."""
+def with_step_size(ops: list[Op]) -> list[Op]:
+    """Turn a last multiplication by a hyperparameter into the `alpha` of the last subtraction."""
     if len(ops) < 2 or not ops[-2].scales or ops[-2].args[0] is not ops[-1].args[1]:
         return ops
     factor = ops[-2].args[1]
 
     def write(names: Names) -> tuple[str, int]:
-        text, binds = ops[-1].write(names)
-        return f"{text[:-1]}, alpha={operand(factor, names)[0]})", binds
+        text, precedence = ops[-1].write(names)
+        return f"{text[:-1]}, alpha={operand(factor, names)[0]})", precedence
 
     return [
         *ops[:-2],
@@ -74,111 +67,133 @@ def stepped(ops: list[Op]) -> list[Op]:
     ]
 
 
-def _instead(clone: Op, op: Op) -> Op:
-    """x = y.clone(), then an operator of x alone in place: the operator of y."""
-    x, y = clone.out, clone.args[0]
+def _of_original(clone: Op, op: Op) -> Op:
+    """Return the operator of y, for x = y.clone() and an in-place operator of x."""
+    x = clone.out
+    y = clone.args[0]
 
     def write(names: Names) -> tuple[str, int]:
-        text, binds = op.write(lambda value: names(y) if value is x else names(value))
-        return text.replace("_(", "(", 1), binds
+        text, precedence = op.write(lambda value: names(y) if value is x else names(value))
+        return text.replace("_(", "(", 1), precedence
 
-    made = replace(clone, write=write, clones=False, each=False, foreach=True)
+    operator = replace(clone, write=write, clones=False, each=False, foreach=True)
     assert x is not None
-    x.made = made
-    return made
+    x.op = operator
+    return operator
 
 
-def _anew(op: Op, x: Value, y: Value) -> Op:
+def _assigned(op: Op, x: Value, y: Value) -> Op:
+    """Return the statement x = operator(y), for x.copy_(y) and an in-place operator of x."""
+
     def write(names: Names) -> tuple[str, int]:
-        text, binds = op.write(lambda value: names(y) if value is x else names(value))
-        return f"{names(x)} = {text.replace('_(', '(', 1)}", binds
+        text, precedence = op.write(lambda value: names(y) if value is x else names(value))
+        return f"{names(x)} = {text.replace('_(', '(', 1)}", precedence
 
     return replace(op, write=write, args=[x, y], writes=[x])
 
 
 def depends(ops: Sequence[Op]) -> list[set[int]]:
-    """For each operation the indexes of those before it that it must come after."""
-    made = {op.out: i for i, op in enumerate(ops) if op.out is not None}
-    found: list[set[int]] = []
+    """Return, for each operation, the indices of the operations that must run before it."""
+    index = {op.out: i for i, op in enumerate(ops) if op.out is not None}
+    dependencies: list[set[int]] = []
     for i, op in enumerate(ops):
-        before = {made[value] for value in op.operands() if value in made}
-        writes, reads = {v.memory for v in op.writes}, set(op.reads)
+        before = {index[value] for value in op.operands() if value in index}
+        writes = {value.memory for value in op.writes}
+        reads = set(op.reads)
         for j in range(i):
-            theirs = {v.memory for v in ops[j].writes}
-            if theirs & (reads | writes) or writes & set(ops[j].reads):
+            written = {value.memory for value in ops[j].writes}
+            if written & (reads | writes) or writes & set(ops[j].reads):
                 before.add(j)
-        found.append(before - {i})
-    return found
+        dependencies.append(before - {i})
+    return dependencies
 
 
 def phases(ops: Sequence[Op]) -> None:
-    """Give each operation its phase: even ones are for all groups, odd ones loops over them."""
-    before, last = depends(ops), 1
+    """Set the phase of each operation: even phases are for all groups, odd phases are loops."""
+    before = depends(ops)
+    last = 1
     for i, op in enumerate(ops):
-        first = 0 if op.context.flags is None else 2  # a mask asks groups for parameters before
-        op.phase = first if op.joint else 1 if op.repeats else last
+        if op.joint:
+            # inside a mask, a loop has to compute the flags first
+            op.phase = 0 if op.context.flags is None else 2
+        elif op.repeats:
+            op.phase = 1
+        else:
+            op.phase = last
         for j in before[i]:
             if not ops[j].repeats or op.joint:
-                op.phase = max(op.phase, ops[j].phase + (ops[j].joint != op.joint))
+                op.phase = max(op.phase, ops[j].phase + _gap(op, ops[j]))
         if (op.phase % 2 == 0) != op.joint:
             op.phase += 1
-        last = last if op.joint or op.repeats else op.phase
+        if not (op.joint or op.repeats):
+            last = op.phase
     after: list[set[int]] = [set() for _ in ops]
-    for i, some in enumerate(before):
-        for j in some:
+    for i, earlier in enumerate(before):
+        for j in earlier:
             after[j].add(i)
-    for i in reversed(range(len(ops))):  # as late as may be: fewer values go from loop to loop
+    # each operation runs as late as possible, so that loops pass fewer values to later loops
+    for i in reversed(range(len(ops))):
         op = ops[i]
         if not (op.effect or op.repeats or op.lasting) and after[i]:
-            op.phase = max(
-                op.phase, min(ops[k].phase - (ops[k].joint != op.joint) for k in after[i])
-            )
+            latest = min(ops[k].phase - _gap(op, ops[k]) for k in after[i])
+            op.phase = max(op.phase, latest)
+
+
+def _gap(op: Op, other: Op) -> int:
+    """Return the least difference between the phases of an operation and one that depends on it."""
+    return 0 if op.joint == other.joint else 1
 
 
 def uses(ops: Iterable[Op]) -> dict[Value, list[Op]]:
-    """The operations that read each value."""
-    found: dict[Value, list[Op]] = {}
+    """Return the operations that read each value."""
+    readers: dict[Value, list[Op]] = {}
     for op in ops:
         for value in op.operands():
-            found.setdefault(value, []).append(op)
-    return found
+            readers.setdefault(value, []).append(op)
+    return readers
 
 
 def crossing(ops: Sequence[Op]) -> Iterator[Value]:
-    """The values of groups that a later phase reads."""
+    """Yield the values of groups that a later phase reads."""
     readers = uses(ops)
     for op in ops:
-        users = readers.get(op.out, []) if op.out is not None and not op.joint else []
-        if op.out is not None and any(user.phase != op.phase for user in users):
+        if op.out is None or op.joint:
+            continue
+        if any(user.phase != op.phase for user in readers.get(op.out, [])):
             yield op.out
 
 
 def inlined(ops: Sequence[Op]) -> set[Value]:
-    """Values that are written where they are used: once, and before what they read changes."""
-    readers, place = uses(ops), {op: i for i, op in enumerate(ops)}
+    """Return the values that are written where they are used.
+
+    Such a value is used once, and no operation between its definition and its use changes what it
+    reads.
+    """
+    readers = uses(ops)
+    index = {op: i for i, op in enumerate(ops)}
     chosen: set[Value] = set()
     reads: dict[Value, set[Value]] = {}
     for op in ops:
         out = op.out
         if out is None or op.repeats or op.foreach or op.stays:
             continue
-        some = readers.get(out, [])
+        users = readers.get(out, [])
         reads[out] = set(op.reads).union(*[reads.get(v, set()) for v in op.args if v in chosen])
-        if len(some) != 1 or (out.hint and not op.small) or some[0].takes:
+        if len(users) != 1 or (out.hint and not op.small) or users[0].takes:
             continue
-        user = some[0]
-        near = user.phase == op.phase or (op.joint and _plain(op))
+        user = users[0]
+        near = user.phase == op.phase or (op.joint and _is_constant(op))
         if not near or user.context != op.context or user.gathers:
             continue
         if op.each and user.out is not None and user.joint:
             continue
-        between = ops[place[op] + 1 : place[user]]
+        between = ops[index[op] + 1 : index[user]]
         if any({v.memory for v in other.writes} & reads[out] for other in between):
             continue
         chosen.add(out)
     return chosen
 
 
-def _plain(op: Op) -> bool:
-    """Whether it is about tensors that stay as they are."""
+def _is_constant(op: Op) -> bool:
+    """Return whether an operation reads only tensors and numbers that do not change."""
     return not op.lasting and all(value.kind in ("tensor", "number") for value in op.args)

@@ -1,7 +1,8 @@
-"""Values: what the lines of a file compute, and the operations that make and write them."""
+"""Values and operations: the results that the lines of a file compute, and how they are written."""
 
 from __future__ import annotations
 
+import ast
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +12,11 @@ import torch
 
 Kind = Literal["list", "tensor", "number", "sizes"]
 Names = Callable[["Value"], str]
-"""How an operation writes one of its operands."""
+"""A function that returns the text of an operand."""
 Write = Callable[[Names], tuple[str, int]]
-"""How an operation is written, and how tightly its operator binds."""
+"""A function that returns the text of an operation, and the precedence of its operator."""
 ATOM, UNARY, PRODUCT, SUM, SHIFT, AND, OR, COMPARE = range(16, 0, -2)
+"""Precedences of Python's operators: a higher number binds more tightly."""
 BINARY = {
     "add": ("+", SUM),
     "sub": ("-", SUM),
@@ -31,20 +33,27 @@ BINARY = {
     "gt": (">", COMPARE),
     "ge": (">=", COMPARE),
 }
-"""Operators and how tightly they bind."""
+"""The sign and the precedence of binary operators."""
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 class Raw(str):
-    """Text that stands for itself."""
+    """Text that is written without quotes."""
 
 
 class SourceError(ValueError):
-    """Something that a chain does and a file of plain torch cannot say."""
+    """The error that a chain cannot be written as a file of plain torch."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """Which parameters of a group a list is of: all of them, or those with a flag."""
+    """The parameters of a group that a list covers: all parameters, or the selection of a mask.
+
+    Args:
+        path: A text that distinguishes the contexts of a step.
+        flags: The flags of the mask, or None for all parameters.
+        outer: The context around the mask.
+    """
 
     path: str = ""
     flags: Value | None = None
@@ -53,17 +62,18 @@ class Context:
 
 @dataclass(eq=False)
 class Value:
-    """Something with a name: a list with a tensor for each parameter, a tensor, or a number.
+    """A result with a name: a list with a tensor for each parameter, a tensor, or a number.
 
     Args:
-        kind: "sizes" are numbers, one a parameter.
-        joint: Whether it is of all groups, not of one.
-        context: The parameters that it is of.
-        hint: The name that it has in the rule.
-        root: The value whose memory it lies in.
-        made: The operation that makes it.
-        elements: What Python has for it: "list" or "tuple".
-        live: The key in a group that it is the value of, and of a tuple which.
+        kind: The kind of result. "sizes" are numbers, one for each parameter.
+        joint: Whether there is one value for all groups instead of one for each group.
+        context: The parameters that the value covers.
+        hint: The name that the value has in the rule.
+        root: The value with which it shares memory.
+        op: The operation that computes it.
+        elements: The Python type of a list: "list" or "tuple".
+        live: The key in a group, if the value is a hyperparameter, and the index in a tuple.
+        name: The name in the file, once it is chosen.
     """
 
     kind: Kind
@@ -71,19 +81,19 @@ class Value:
     context: Context = field(default_factory=Context)
     hint: str = ""
     root: Value | None = None
-    made: Op | None = None
+    op: Op | None = None
     elements: str = "list"
     live: tuple[str, int | None] | None = None
     name: str = ""
 
     @property
     def memory(self) -> Value:
-        """The value whose memory it lies in, or itself."""
+        """The value that owns the memory, which may be this value."""
         return self if self.root is None else self.root.memory
 
     @property
     def numeric(self) -> bool:
-        """Whether it is an expression of numbers, written where it is used."""
+        """Whether the value is an expression of numbers, which has no line of its own."""
         return self.kind in ("number", "sizes")
 
 
@@ -92,25 +102,30 @@ class Op:
     """An operation of a step.
 
     Args:
-        write: The expression or statement, and how tightly its operator binds.
+        write: The expression or the statement, and the precedence of its operator.
         args: The values that it reads.
-        out: The value that it makes, if any.
+        out: The value that it computes, if any.
         writes: The values that it changes in place.
-        each: Whether it is about one parameter at a time.
-        effect: Whether it is a statement.
-        repeats: Whether every loop that needs the value computes it anew.
-        gathers: Whether it puts the lists of all groups together.
+        each: Whether it is written for one parameter at a time.
+        effect: Whether it is a statement with an effect.
+        repeats: Whether every loop that needs the value computes it again.
+        foreach: Whether it is a call of a function that takes lists, `torch._foreach_*`.
+        gathers: Whether it concatenates the lists of all groups.
         copies: Whether it copies one list into another.
-        clones: Whether it makes a copy of a list.
-        alone: Whether it has no operand but the list that it writes.
-        unbinds: Whether it takes a vector apart.
-        scales: Whether it multiplies a list by a live value.
-        lasting: Whether what it makes outlives the step.
-        stays: Whether it has a line of its own.
-        small: Whether it has none, though a rule gives it a name.
-        always: Whether it runs where no parameter has the flag.
-        takes: What it takes of the parameters in its context, where it is a list to begin with.
-        joint, context, link: Where it stands.
+        clones: Whether it returns a copy of a list.
+        alone: Whether it has no operand except the list that it changes.
+        unbinds: Whether it splits a vector into scalars.
+        scales: Whether it multiplies a list by a hyperparameter.
+        lasting: Whether its result outlives the step.
+        stays: Whether it always has a line of its own.
+        small: Whether it may be inlined although the rule gives its result a name.
+        always: Whether it runs even if a mask selects no parameter.
+        takes: The input that it reads from the parameters of its context: "params", "grads",
+            "state", "layer" or "flags"; empty for other operations.
+        joint: Whether it runs once for all groups.
+        context: The parameters that it covers.
+        link: The path of the link that asked for it.
+        phase: The number of its loop, which `schedule.phases` sets.
     """
 
     write: Write
@@ -139,53 +154,62 @@ class Op:
 
     @property
     def reads(self) -> list[Value]:
-        """The memory that it reads, numbers in expressions included."""
+        """The values whose memory it reads, including operands of expressions of numbers."""
         return [value.memory for value in self.operands()]
 
     def operands(self) -> Iterator[Value]:
-        """The values that it reads; of an expression of numbers those in it."""
+        """Yield the values that it reads, and for an expression of numbers the values in it."""
         for value in self.args:
-            if value.numeric and value.made is not None:
-                yield from value.made.operands()
+            if value.numeric and value.op is not None:
+                yield from value.op.operands()
             elif not value.numeric:
                 yield value
 
 
 def binary(symbol: str, left: Any, right: Any, names: Names) -> tuple[str, int]:
-    """An operator between two operands."""
-    operator, binds = BINARY[symbol]
-    a, b = operand(left, names), operand(right, names)
-    low = a[1] < binds or (symbol in ("pow", *COMPARISONS) and a[1] <= binds)
-    x = f"({a[0]})" if low else a[0]
-    y = f"({b[0]})" if b[1] <= binds and not (symbol == "pow" and b[1] == binds) else b[0]
-    return (f"{x}**{y}" if symbol == "pow" and simple(x, y) else f"{x} {operator} {y}"), binds
-
-
-COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+    """Return the text of a binary operator with its operands, and the operator's precedence."""
+    sign, precedence = BINARY[symbol]
+    left_text, left_precedence = operand(left, names)
+    right_text, right_precedence = operand(right, names)
+    is_power = symbol == "pow"
+    if is_power or symbol in COMPARISONS:
+        wrap_left = left_precedence <= precedence
+    else:
+        wrap_left = left_precedence < precedence
+    if is_power:
+        wrap_right = right_precedence < precedence
+    else:
+        wrap_right = right_precedence <= precedence
+    if wrap_left:
+        left_text = f"({left_text})"
+    if wrap_right:
+        right_text = f"({right_text})"
+    if is_power and simple(left_text, right_text):
+        return f"{left_text}**{right_text}", precedence
+    return f"{left_text} {sign} {right_text}", precedence
 
 
 def simple(*texts: str) -> bool:
-    """Whether a power of these is written without spaces, as formatters do."""
+    """Return whether formatters write a power of these texts without spaces."""
     return all(text.replace("_", "").replace(".", "").isalnum() for text in texts)
 
 
 def operand(x: Any, names: Names) -> tuple[str, int]:
-    """A value or a constant as text, and how tightly it binds."""
+    """Return the text of a value or a constant, and the precedence of its outermost operator."""
     if isinstance(x, Value):
         if x.numeric and x.name:
             return x.name, ATOM
         if x.numeric:
-            assert x.made is not None
-            return x.made.write(names)
+            assert x.op is not None
+            return x.op.write(names)
         text = names(x)
-        return text, strength(text)
-    return constant(x, names), ATOM if not (isinstance(x, (int, float)) and x < 0) else UNARY
+        return text, precedence_of(text)
+    negative = isinstance(x, (int, float)) and x < 0
+    return constant(x, names), UNARY if negative else ATOM
 
 
-def strength(text: str) -> int:
-    """How tightly the outermost operator of an expression binds, by the tree of it."""
-    import ast
-
+def precedence_of(text: str) -> int:
+    """Return the precedence of the outermost operator of an expression."""
     node = ast.parse(text, mode="eval").body
     if isinstance(node, ast.BinOp):
         kind = type(node.op).__name__
@@ -197,21 +221,23 @@ def strength(text: str) -> int:
 
 
 def constant(x: Any, names: Names) -> str:
-    """A constant, or a structure with values in it, as text."""
+    """Return the text of a constant, or of a list, tuple or slice with values in it."""
     if isinstance(x, Raw):
         return str(x)
     if isinstance(x, (list, tuple)):
         inner = [operand(item, names)[0] for item in x]
         if len(inner) == 1 and isinstance(x[0], Value) and x[0].kind == "list":
-            return inner[0]  # a list with a tensor for each parameter
+            return inner[0]  # the value is already a list with a tensor for each parameter
         if isinstance(x, list):
             return f"[{', '.join(inner)}]"
         return f"({inner[0]},)" if len(inner) == 1 else f"({', '.join(inner)})"
     if isinstance(x, slice):
         ends = ["" if end is None else constant(end, names) for end in (x.start, x.stop)]
         return ":".join(ends)
-    if isinstance(x, float) and not math.isfinite(x):
-        return "torch.nan" if x != x else "torch.inf" if x > 0 else "-torch.inf"
+    if isinstance(x, float) and math.isnan(x):
+        return "torch.nan"
+    if isinstance(x, float) and math.isinf(x):
+        return "torch.inf" if x > 0 else "-torch.inf"
     if isinstance(x, str):
         return quoted(x)
     if isinstance(x, (torch.dtype, bool, int, float, type(...))) or x is None:
@@ -220,13 +246,13 @@ def constant(x: Any, names: Names) -> str:
 
 
 def quoted(text: str) -> str:
-    """A string as formatters write it."""
+    """Return a string literal as formatters write it, with double quotes if possible."""
     shown = repr(text)
     return f'"{shown[1:-1]}"' if shown[0] == "'" and '"' not in text else shown
 
 
 def call(name: str, args: Sequence[Any], kwargs: dict[str, Any], names: Names) -> tuple[str, int]:
-    """A call as text."""
-    given = [operand(x, names)[0] for x in args]
-    given += [f"{key}={operand(x, names)[0]}" for key, x in kwargs.items()]
-    return f"{name}({', '.join(given)})", ATOM
+    """Return the text of a call, and its precedence."""
+    arguments = [operand(x, names)[0] for x in args]
+    arguments += [f"{key}={operand(x, names)[0]}" for key, x in kwargs.items()]
+    return f"{name}({', '.join(arguments)})", ATOM

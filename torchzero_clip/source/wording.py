@@ -1,4 +1,4 @@
-"""Wording: a function of torch and its operands, as Python would have them."""
+"""The text of a torch call: as an operator, a method or a function."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PREFIXES = {"__neg__": "-", "neg": "-", "__invert__": "~"}
 
 
 def name_of(function: Any) -> str:
-    """The name of a function of torch, with its module or class."""
+    """Return the name of a torch function, with its module or class."""
     name = resolve_name(function) or getattr(function, "__name__", repr(function))
     if name.startswith("torch."):
         return name
@@ -36,15 +36,23 @@ def name_of(function: Any) -> str:
 def called(
     name: str, args: list[Any], kwargs: dict[str, Any], like: Value | None, names: Names
 ) -> tuple[str, int]:
-    """A call, as an operator or a method where it is one; constants are on the device of `like`."""
+    """Return the text of a call: as an operator or a method if it is one.
+
+    Args:
+        name: The name of the torch function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        like: The value on whose device constants are created.
+        names: The names of values.
+    """
     base = name.rpartition(".")[2]
     kwargs = {key: x for key, x in kwargs.items() if key != "dtype" or base == "norm"}
     kwargs = {key: x for key, x in kwargs.items() if not (key == "alpha" and x == 1)}
     if isinstance(device := kwargs.get("device"), torch.device):
         kwargs["device"] = Raw(f"{names(like)}.device" if like else repr(str(device)))
     bare = base.strip("_")
-    plain_name = base in ("add", "sub", "mul", "div", *COMPARISONS)
-    if (base.startswith("__") or plain_name) and not name.startswith("torch._"):
+    has_operator = base.startswith("__") or base in ("add", "sub", "mul", "div", *COMPARISONS)
+    if has_operator and not name.startswith("torch._"):
         if bare.startswith("r") and bare[1:] in BINARY:
             return binary(bare[1:], args[1], args[0], names)
         if bare in BINARY and len(args) == 2 and not kwargs:
@@ -52,22 +60,24 @@ def called(
     args, kwargs = _numbers(base, args, kwargs, names)
     method = name.startswith("torch.Tensor.")
     if base in PREFIXES and method:
-        text, binds = operand(args[0], names)
-        return PREFIXES[base] + (text if binds in (UNARY, ATOM) else f"({text})"), UNARY
+        text, precedence = operand(args[0], names)
+        if precedence not in (UNARY, ATOM):
+            text = f"({text})"
+        return PREFIXES[base] + text, UNARY
     if base == "__getitem__":
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
         inner = ", ".join([operand(x, names)[0] for x in index])
         return f"{wrapped(args[0], names)}[{inner}]", ATOM
     if method:
-        made, binds = call(base, args[1:], kwargs, names)
-        return f"{wrapped(args[0], names)}.{made}", binds
+        text, precedence = call(base, args[1:], kwargs, names)
+        return f"{wrapped(args[0], names)}.{text}", precedence
     return call(name, args, kwargs, names)
 
 
 def _numbers(
     base: str, args: list[Any], kwargs: dict[str, Any], names: Names
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Operands for which torch takes a number, but a tensor of one only if it is told so."""
+    """Return the arguments, with numbers passed so that torch also accepts a 0-dim tensor."""
     last = args[3] if base.startswith("_foreach_addc") and len(args) == 4 else None
     if isinstance(last, (int, float)) or (isinstance(last, Value) and last.numeric):
         return args[:3], {"value": last, **kwargs}
@@ -77,26 +87,26 @@ def _numbers(
 
 
 def wrapped(x: Any, names: Names) -> str:
-    """An operand of what binds more tightly than any operator."""
-    text, binds = operand(x, names)
-    return text if binds >= ATOM else f"({text})"
+    """Return the text of an operand, in parentheses unless it is a name or a call."""
+    text, precedence = operand(x, names)
+    return text if precedence >= ATOM else f"({text})"
 
 
 def method(x: Value, name: str) -> Write:
-    """A method without arguments."""
+    """Return how to write a method call without arguments."""
     return lambda names: (f"{wrapped(x, names)}.{name}()", ATOM)
 
 
-def part(write: Write, of: str) -> Write:
-    """A part of what an operation gives."""
+def part(write: Write, suffix: str) -> Write:
+    """Return how to write a part of a result, such as `[0]` or `.values`."""
 
     def written(names: Names) -> tuple[str, int]:
-        text, binds = write(names)
-        return f"{text}{of}" if binds >= ATOM else f"({text}){of}", ATOM
+        text, precedence = write(names)
+        return f"{text}{suffix}" if precedence >= ATOM else f"({text}){suffix}", ATOM
 
     return written
 
 
 def repeated(value: Value, over: Value) -> Write:
-    """A list with the same tensor for every parameter."""
+    """Return how to write a list that repeats one tensor for every parameter."""
     return lambda names: (f"[{names(value)}] * len({names(over)})", PRODUCT)

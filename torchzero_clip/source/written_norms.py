@@ -1,7 +1,8 @@
-"""Measured: norms and means of what flows, as lines of a file.
+"""Norms and means of the update, as lines of a file.
 
-Vectors have an entry for each tensor of a group, or of each layer; a group and the model have one
-number, and slices a tensor for each parameter, with its dims kept.
+The norms of tensors and of layers are vectors, with an element for each tensor of a group or for
+each layer. The norm of a group or of the model is a 0-dim tensor. The norms of slices are a list,
+with a tensor for each parameter whose dims are kept.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from torchzero_clip.core.decision import Cells
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms import Measure
 from torchzero_clip.source.operation_recorder import OpRecorder
-from torchzero_clip.source.symbols import ATOM, Names, Value
+from torchzero_clip.source.symbols import ATOM, Kind, Names, Value
 
-WIDE = torch.float64
+NORM_DTYPE = torch.float64
 Text = Callable[[Names], str]
+"""A function that returns the text of a call."""
 
 
-class Measured(Cells):
-    """What is measured together in one bucket, which stands for all groups.
+class WrittenNorms(Cells):
+    """The norms and means of the units of one bucket, which represents all groups.
 
     Args:
-        recorder: What writes the lines.
-        rule: The rule whose units they are.
+        recorder: The recorder of operations.
+        rule: The rule that asks for norms.
         order: The norm.
         buckets: The bucket.
     """
@@ -36,8 +38,12 @@ class Measured(Cells):
     def __init__(
         self, recorder: OpRecorder, rule: NormRule, order: Measure, buckets: Sequence[Bucket]
     ) -> None:
-        self.recorder, self.rule, self.buckets, self.order = recorder, rule, list(buckets), order
-        scope, self.degree = rule.scope, order.degree
+        self.recorder = recorder
+        self.rule = rule
+        self.buckets = list(buckets)
+        self.order = order
+        self.degree = order.degree
+        scope = rule.scope
         self.sliced = not (scope is None or isinstance(scope, str))
         self.scope = "slices" if self.sliced else scope or "tensor"
         self.joint = scope in ("global", "layer")
@@ -46,127 +52,147 @@ class Measured(Cells):
         )
         self._known: dict[str, Value] = {}
 
-    # ------------------------------------------------------------------ what is measured
+    # ------------------------------------------------------------------ norms and means
 
     def norm(self, name: str | None = None) -> Tensor:
+        """Write the norms of the update, or of a state tensor by its name."""
         if name is None:
             return self._norm(self.buckets[0].u, "norm")
         return self._norm(self.buckets[0].state[name], f"{name}_norm")
 
     def measure(self, tensors: TensorList) -> Tensor:
+        """Write the norms of any list."""
         return self._norm(tensors.lists[0] if isinstance(tensors, Joined) else tensors, "")
 
     def total(self) -> Tensor:
-        """The norm of all that flows, as one."""
+        """Write the norm of the whole update."""
         every = self.every(self.value(self.buckets[0].u))
         helper = self.recorder.helpers.norm(self.order)
-        return self._made("total", [every], lambda n: f"{helper}({n(every)})", (), joint=True)
+        return self._written("total", [every], lambda n: f"{helper}({n(every)})", (), joint=True)
 
     def mean(self) -> Tensor:
-        helpers, u = self.recorder.helpers, self.buckets[0].u
+        """Write the means of the update."""
+        helpers = self.recorder.helpers
+        u = self.buckets[0].u
         if self.sliced:
-            return self._each(helpers.slices(self.rule, None), "mean", u)
-        return self._measured(helpers.mean(), u, "mean")
+            return self._of_slices(helpers.slices(self.rule, None), "mean", u)
+        return self._by_helper(helpers.mean(), u, "mean")
 
     def _norm(self, u: TensorList, hint: str) -> Tensor:
-        m, helpers = self.order, self.recorder.helpers
+        """Write the norms of a list, by torch's functions if they are enough, or by a helper."""
+        m = self.order
+        helpers = self.recorder.helpers
         if self.sliced:
-            return self._each(helpers.slices(self.rule, m), hint, u)
+            return self._of_slices(helpers.slices(self.rule, m), hint, u)
         if self.scope == "tensor" and m.kind == "power" and not m.mean:
-            value, p = self.value(u), f"{m.p:g}"
+            value = self.value(u)
+            p = f"{m.p:g}"
             norms: Text = lambda n: f"torch._foreach_norm({n(value)}, {p}, dtype=torch.float64)"
-            return self._made(hint, [value], lambda n: f"torch.stack({norms(n)})", (1,))
+            return self._written(hint, [value], lambda n: f"torch.stack({norms(n)})", (1,))
         if m.kind == "power" and not m.mean and self.single:
             return self._joined(u, hint)
-        return self._measured(helpers.norm(m), u, hint)
+        return self._by_helper(helpers.norm(m), u, hint)
 
     def _joined(self, u: TensorList, hint: str) -> Tensor:
-        """The norm of a list as one, from those of its tensors."""
-        value, p = self.value(u), f"{self.order.p:g}"
+        """Write the norm of all tensors of a list together, from the norms of the tensors."""
+        value = self.value(u)
+        p = f"{self.order.p:g}"
         over = self.every(value) if self.joint else value
         norms = Value("list", elements="tuple")
         write = lambda n: (f"torch._foreach_norm({n(over)}, {p}, dtype=torch.float64)", ATOM)
         self.recorder.add(write, [over], norms, joint=self.joint)
         whole = "" if p == "2" else p
-        return self._made(
+        return self._written(
             hint, [norms], lambda n: f"torch.stack({n(norms)}).norm({whole})", (), joint=self.joint
         )
 
-    def _measured(self, helper: str, u: TensorList, hint: str) -> Tensor:
-        """What a helper for lists gives for each unit."""
+    def _by_helper(self, helper: str, u: TensorList, hint: str) -> Tensor:
+        """Write the result of a helper for each unit, which is a list of tensors."""
         value = self.value(u)
         if self.scope == "tensor":
             each: Text = lambda n: f"torch.stack([{helper}([x]) for x in {n(value)}])"
-            return self._made(hint, [value], each, (1,))
+            return self._written(hint, [value], each, (1,))
         if self.scope == "layer":
-            every, layers = self.every(value), self.layers()
-            apart = self.recorder.helpers.layers()
+            every = self.every(value)
+            layers = self.layers()
+            by_layer = self.recorder.helpers.layers()
             stack: Text = lambda n: (
-                f"torch.stack([{helper}(some) for some in {apart}({n(every)}, {n(layers)})])"
+                f"torch.stack([{helper}(some) for some in {by_layer}({n(every)}, {n(layers)})])"
             )
-            return self._made(hint, [every, layers], stack, (1,), joint=True)
+            return self._written(hint, [every, layers], stack, (1,), joint=True)
         over = self.every(value) if self.joint else value
-        text: Text = lambda n: f"{helper}({n(over)})" + ("" if self.single else ".view(1)")
-        return self._made(hint, [over], text, () if self.single else (1,), joint=self.joint)
+        shape = () if self.single else (1,)
+        view = "" if self.single else ".view(1)"
+        text: Text = lambda n: f"{helper}({n(over)}){view}"
+        return self._written(hint, [over], text, shape, joint=self.joint)
 
-    def _each(self, helper: str, hint: str, u: TensorList) -> Tensor:
-        """What a helper gives for the slices of each tensor."""
+    def _of_slices(self, helper: str, hint: str, u: TensorList) -> Tensor:
+        """Write the result of a helper for the slices of each tensor."""
         value = self.value(u)
         write: Text = lambda n: f"{helper}({n(value)})"
-        return self._made(hint, [value], write, (1, 1), "list", each=True)
+        return self._written(hint, [value], write, (1, 1), "list", each=True)
 
-    def _made(
+    def _written(
         self,
         hint: str,
         args: list[Value],
-        text: Callable[[Names], str],
-        shape: Any,
-        kind: Any = "tensor",
+        text: Text,
+        shape: Sequence[int],
+        kind: Kind = "tensor",
         **kinds: Any,
     ) -> Tensor:
-        made = Value(kind, hint=hint)
-        self.recorder.add(lambda n: (text(n), ATOM), args, made, **kinds)
+        """Record a call, and return a tensor of a shape that represents its result.
+
+        Args:
+            hint: The name of the result in the rule.
+            args: The values that the call reads.
+            text: The function that writes the call.
+            shape: The shape of the tensor.
+            kind: The kind of the result.
+            **kinds: Other attributes of `Op`.
+        """
+        result = Value(kind, hint=hint)
+        self.recorder.add(lambda n: (text(n), ATOM), args, result, **kinds)
         if kind == "tensor":
-            self.recorder.like = made
-        with self.recorder.resting():
-            return self.recorder.learn(torch.full(shape, 1.5, dtype=WIDE), made)
+            self.recorder.like = result
+        with self.recorder.not_recording():
+            return self.recorder.learn(torch.full(shape, 1.5, dtype=NORM_DTYPE), result)
 
     def value(self, u: TensorList) -> Value:
-        """The list that a list is in the file."""
-        found = self.recorder.knows(u.tensors[0])
-        assert found is not None
-        return found
+        """Return the value that a list represents."""
+        return self.value_of(u.tensors[0])
 
     def every(self, value: Value) -> Value:
-        """Return a list of all groups as one."""
+        """Return the lists of all groups as one."""
         return self.recorder.gathered(value)
 
     def value_of(self, x: Tensor) -> Value:
-        found = self.recorder.knows(x)
-        assert found is not None
-        return found
+        """Return the value that a tensor represents."""
+        value = self.recorder.knows(x)
+        assert value is not None
+        return value
 
     # ------------------------------------------------------------------ layers
 
     def layers(self) -> Value:
-        """The layers of the parameters of all groups."""
+        """Return the layers of the parameters of all groups."""
         if "layers" not in self._known:
             self._known["layers"] = self.every(self.recorder.layer())
             self._known["layers"].hint = "layers"
         return self._known["layers"]
 
     def params(self) -> Value:
-        """The parameters of all groups."""
+        """Return the parameters of all groups."""
         if "params" not in self._known:
             self._known["params"] = self.every(self.value(self.buckets[0].params))
         return self._known["params"]
 
     def index(self) -> Value:
-        """The number of each layer, by its name."""
-        if "index" in self._known:
-            return self._known["index"]
-        every = self.layers()
-        made = self._known["index"] = Value("tensor", hint="index")
-        write = lambda n: (f"{{k: i for i, k in enumerate(dict.fromkeys({n(every)}))}}", ATOM)
-        self.recorder.add(write, [every], made, joint=True)
-        return made
+        """Return the number of each layer, by its name."""
+        if "index" not in self._known:
+            every = self.layers()
+            index = Value("tensor", hint="index")
+            write = lambda n: (f"{{k: i for i, k in enumerate(dict.fromkeys({n(every)}))}}", ATOM)
+            self.recorder.add(write, [every], index, joint=True)
+            self._known["index"] = index
+        return self._known["index"]

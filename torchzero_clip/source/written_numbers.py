@@ -1,4 +1,4 @@
-"""Numbers that remember how they were computed: live values, and the sizes of tensors."""
+"""Numbers that record how they were computed: hyperparameters, and sizes of tensors."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from torchzero_clip.source.symbols import (
     Op,
     SourceError,
     Value,
+    Write,
     binary,
     operand,
 )
 
 Notice = Callable[[str, Any, Any, bool], None]
+"""A function that is called with a comparison: its symbol, both sides, and whether it holds."""
 
 
 class WrittenNumber:
-    """What a written float and a written int share: the expression that they are.
+    """The base of written floats and written ints: numbers with an expression.
 
     Attributes:
         value: The expression.
-        notice: Called where a rule compares it: the comparison is part of the file then.
+        notice: A function that is called if a rule compares the number, because the text of the
+            file depends on the result.
     """
 
     value: Value
@@ -41,51 +44,57 @@ class WrittenNumber:
 
 
 class WrittenFloat(WrittenNumber, float):
-    """A live value."""
+    """A hyperparameter that is a float, or the result of arithmetic with one."""
 
 
 class WrittenInt(WrittenNumber, int):
-    """A live value, or the size of a tensor."""
+    """A hyperparameter that is an int, the size of a tensor, or the result of arithmetic."""
 
 
 HOST = [f"__{name}__" for name in ("float", "int", "index", "round", "floor", "ceil", "trunc")]
 HOST += [f"__{name}__" for name in ("floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod")]
 HOST += ["__abs__", "__pos__", "is_integer"]
+"""Methods whose result has no expression, so that a rule may not call them."""
 
 
-def _waits(self: WrittenNumber, *_: Any) -> Any:
+def _refuse(self: WrittenNumber, *_: Any) -> Any:
+    """Raise the error that a rule reads the number itself."""
     raise SourceError("it reads a live value as a number on the host")
 
 
 def plain(x: Any) -> Any:
-    """A number without its expression."""
+    """Return a number without its expression."""
     if isinstance(x, WrittenFloat):
         return float.__float__(x)
     return int.__int__(x) if isinstance(x, WrittenInt) else x
 
 
 def written(number: Any, value: Value, notice: Notice) -> Any:
-    """A number with the expression that it is."""
-    made: Any = (WrittenInt if isinstance(number, int) else WrittenFloat)(number)
-    made.value, made.notice = value, notice
-    return made
+    """Return a number with an expression."""
+    kind = WrittenInt if isinstance(number, int) else WrittenFloat
+    with_expression: Any = kind(number)
+    with_expression.value = value
+    with_expression.notice = notice
+    return with_expression
 
 
-def expression(args: list[Any], write: Callable[[Names], tuple[str, int]]) -> Value:
-    """A value that is an expression of numbers."""
-    found = [x.value for x in args if isinstance(x, WrittenNumber)]
-    kind = "sizes" if any(value.kind == "sizes" for value in found) else "number"
-    joint = all(value.joint for value in found)
-    value = Value("sizes" if kind == "sizes" else "number", joint)
-    value.made = Op(write, found, value)
+def expression(args: list[Any], write: Write) -> Value:
+    """Return a value for an expression of numbers."""
+    values = [x.value for x in args if isinstance(x, WrittenNumber)]
+    sizes = any(value.kind == "sizes" for value in values)
+    joint = all(value.joint for value in values)
+    value = Value("sizes" if sizes else "number", joint)
+    value.op = Op(write, values, value)
     return value
 
 
-def _operands(a: Any, b: Any) -> tuple[Any, Any]:
-    return tuple(x.value if isinstance(x, WrittenNumber) else x for x in (a, b))  # type: ignore[return-value]
+def _operand(x: Any) -> Any:
+    """Return the expression of a written number; other numbers are returned as they are."""
+    return x.value if isinstance(x, WrittenNumber) else x
 
 
 def _arithmetic(symbol: str, reflected: bool) -> Any:
+    """Return the method for an arithmetic operator; `reflected` if the number is on the right."""
     function = getattr(operator, symbol)
 
     def method(self: WrittenNumber, other: Any) -> Any:
@@ -93,10 +102,11 @@ def _arithmetic(symbol: str, reflected: bool) -> Any:
             return NotImplemented
         a, b = (other, self) if reflected else (self, other)
         if symbol == "add" and not isinstance(a, WrittenNumber) and a == 0:
-            return self  # the start of a sum
+            return self  # `sum` starts with 0
         if symbol == "mul" and not isinstance(b, WrittenNumber) and b == 1:
             return self
-        left, right = _operands(a, b)
+        left = _operand(a)
+        right = _operand(b)
         value = expression([a, b], lambda names: binary(symbol, left, right, names))
         return written(function(plain(a), plain(b)), value, self.notice)
 
@@ -104,6 +114,7 @@ def _arithmetic(symbol: str, reflected: bool) -> Any:
 
 
 def _comparison(symbol: str) -> Any:
+    """Return the method for a comparison, which is reported to `notice`."""
     function = getattr(operator, symbol)
 
     def method(self: WrittenNumber, other: Any) -> Any:
@@ -112,20 +123,21 @@ def _comparison(symbol: str) -> Any:
         if self.value.kind == "sizes":
             raise SourceError("it decides by the size of a parameter")
         holds = function(plain(self), plain(other))
-        self.notice(symbol, self.value, _operands(other, 0)[0], holds)
+        self.notice(symbol, self.value, _operand(other), holds)
         return holds
 
     return method
 
 
 def _negative(self: WrittenNumber) -> Any:
+    """Return the number with the opposite sign."""
     inner = self.value
-    value = expression([self], lambda names: _minus(operand(inner, names)))
-    return written(-plain(self), value, self.notice)
 
+    def write(names: Names) -> tuple[str, int]:
+        text, precedence = operand(inner, names)
+        return f"-{text}" if precedence >= UNARY else f"-({text})", UNARY
 
-def _minus(x: tuple[str, int]) -> tuple[str, int]:
-    return (f"-{x[0]}" if x[1] >= UNARY else f"-({x[0]})"), UNARY
+    return written(-plain(self), expression([self], write), self.notice)
 
 
 for kind in (WrittenFloat, WrittenInt):
@@ -135,6 +147,6 @@ for kind in (WrittenFloat, WrittenInt):
     for symbol in COMPARISONS:
         setattr(kind, f"__{symbol}__", _comparison(symbol))
     for name in HOST:
-        setattr(kind, name, _waits)
+        setattr(kind, name, _refuse)
     kind.__neg__ = _negative  # type: ignore[method-assign, assignment]
     kind.__hash__ = WrittenNumber.__hash__  # type: ignore[method-assign]

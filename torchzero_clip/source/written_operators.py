@@ -1,4 +1,4 @@
-"""Operators: what functions of the core that look at tensors are as lines of a file."""
+"""Replacements for functions of the core that read tensors, which record lines of a file."""
 
 from __future__ import annotations
 
@@ -14,70 +14,86 @@ from torchzero_clip.source.symbols import ATOM, SourceError, Value, operand
 
 
 def _statistics(recorder: OpRecorder, tensors: Sequence[Tensor], m: norms.Measure) -> Any:
+    """Record the sum of each tensor, the only statistic that a rule may compute itself."""
     value = recorder.knows(tensors[0])
     if value is None or m.kind != "sum":
         raise SourceError(f"it takes statistics of its own, {m.kind}")
-    made = Value("tensor", hint="sums")
+    sums = Value("tensor", hint="sums")
     write = lambda n: (f"torch.stack([x.sum(dtype=torch.float64) for x in {n(value)}])", ATOM)
-    recorder.add(write, [value], made)
-    return _Sums([recorder.learn(torch.ones(1, dtype=torch.float64), made)])
+    recorder.add(write, [value], sums)
+    return _Sums([recorder.learn(torch.ones(1, dtype=torch.float64), sums)])
 
 
 def _percentile(recorder: OpRecorder, tensors: Sequence[Tensor], p: Any) -> Tensor:
-    value, q = recorder.knows(tensors[0]), recorder.knows(p)
+    """Record a percentile of the magnitudes: of each tensor, or of all groups together."""
+    value = recorder.knows(tensors[0])
     assert value is not None
-    helper, asked = recorder.helpers.percentile(), [] if q is None else [q]
+    live = recorder.knows(p)
+    helper = recorder.helpers.percentile()
 
-    def of(over: Value, kind: Any, **kinds: Any) -> Tensor:
-        write = lambda n: (f"{helper}({n(over)}, {operand(p if q is None else q, n)[0]})", ATOM)
-        recorder.add(write, [over, *asked], made := Value(kind), **kinds)
-        return recorder.learn(torch.full((), 0.1), made)
+    def percentile_of(x: Value, result: Value, each: bool = False) -> Tensor:
+        args = [x] if live is None else [x, live]
+        write = lambda n: (f"{helper}({n(x)}, {operand(p if live is None else live, n)[0]})", ATOM)
+        recorder.add(write, args, result, each=each)
+        return recorder.learn(torch.full((), 0.1), result)
 
     if not recorder.joins:
-        return of(value, "list", each=True)
-    over, every = recorder.gathered(value), Value("tensor", hint="every")
+        return percentile_of(value, Value("list"), each=True)
+    over = recorder.gathered(value)
+    every = Value("tensor", hint="every")
     write = lambda n: (f"torch.cat([x.flatten() for x in {n(over)}])", ATOM)
     recorder.add(write, [over], every, joint=True)
-    return of(every, "tensor")
+    return percentile_of(every, Value("tensor"))
 
 
 def _eps(recorder: OpRecorder, *_: Any) -> Any:
-    kind = recorder.dtype()
-    write = lambda n: (f"torch.finfo({n(kind)}).eps", ATOM)
-    return recorder.live.number(2.0**-23, Value("number"), write, (kind,))
+    """Record the machine epsilon of the update's dtype."""
+    dtype = recorder.dtype()
+    write = lambda n: (f"torch.finfo({n(dtype)}).eps", ATOM)
+    return recorder.live.number(2.0**-23, Value("number"), write, (dtype,))
+
+
+def _never_readable(*_: Any) -> bool:
+    """Return False, because a file must not depend on the values of tensors."""
+    return False
 
 
 OPERATORS: dict[Any, Callable[..., Any]] = {
     norms.statistics: _statistics,
     norms.percentile: _percentile,
     norms.eps_of: _eps,
-    norms.readable: lambda *_: False,  # a file is of no value
+    norms.readable: _never_readable,
 }
+"""The replacement of each function."""
 
 
 class NoNames(list[Any]):
-    """The names of parameters, which a file has only where it chooses parameters."""
+    """A list of parameter names that raises an error if a rule reads it."""
 
     def _refuse(self, *_: Any) -> Any:
+        """Raise the error that a rule reads names."""
         raise SourceError("it asks for the name of every parameter in every step")
 
     __getitem__ = __iter__ = _refuse
 
 
 class NoCounts(dict[str, Any]):
-    """What a group keeps besides live values: in a file the numbers of the group alone."""
+    """The scalars that a group stores; a file supports only the scalars of `init_group`."""
 
     def get(self, key: Any, *_: Any) -> Any:
+        """Return a scalar of the group, or raise an error for a scalar of the whole model."""
         return dict.__getitem__(self, key) if key in self else self._refuse()
 
     def _refuse(self, *_: Any) -> Any:
+        """Raise the error that a rule stores scalars of the whole model."""
         raise SourceError("it counts steps, or keeps other numbers of the model")
 
     __getitem__ = __setitem__ = setdefault = _refuse
 
 
 class _Sums(list[Tensor]):
-    """Statistics with one row, as they are read."""
+    """A table of statistics with one row."""
 
     def to(self, *_: Any) -> _Sums:
+        """Return the table, whose dtype and device do not matter."""
         return self

@@ -1,4 +1,4 @@
-"""WrittenStep: one step of a chain, run on one parameter that stands for all, and written down."""
+"""One step of a chain, run on a stand-in for all parameters and recorded as operations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torchzero_clip.source.symbols import ATOM, Context, Op, SourceError, Value
 from torchzero_clip.source.written_operators import OPERATORS, NoCounts, NoNames
 
 STAND_INS = (((2, 3), 0.5), ((4, 5), 0.75))
-"""The shape and the entries of parameters that stand for all: a file is the same for each."""
+"""The shape and the elements of stand-ins; the file must be the same for each stand-in."""
 ENGINE = Eager(defers=False, keeps=False)
 
 
@@ -34,22 +34,29 @@ class WrittenStep:
 
     Args:
         links: The links of an optimizer.
-        settings: Its live values, by key.
-        shape, entry: The parameter that stands for all.
+        settings: The optimizer's hyperparameters, by key.
+        shape: The shape of the stand-in.
+        element: The value of every element of the stand-in.
     """
 
     def __init__(
-        self, links: Sequence[Link], settings: dict[str, Any], shape: tuple[int, int], entry: float
+        self,
+        links: Sequence[Link],
+        settings: dict[str, Any],
+        shape: tuple[int, int],
+        element: float,
     ) -> None:
-        self.shape, self.entry = shape, entry
+        self.shape = shape
+        self.element = element
         self.recorder = OpRecorder(OPERATORS)
-        self.naming = RuleNames(self.recorder)
+        self.rule_names = RuleNames(self.recorder)
         self.functions = self.recorder.functions
-        self.links, self.settings = links, settings
+        self.links = links
+        self.settings = settings
         self.state = WrittenState(self.recorder)
 
     def run(self) -> list[Op]:
-        """The operations of the step."""
+        """Return the operations of the step."""
         with self.recorder:
             bucket = self._bucket(Context(), None)
             for link in self.links:
@@ -61,8 +68,9 @@ class WrittenStep:
         return self.recorder.ops
 
     def _values(self, bucket: Bucket) -> tuple[Value, Value]:
-        known = self.recorder.knows
-        params, u = known(bucket.params.tensors[0]), known(bucket.update.tensors[0])
+        """Return the parameters and the update of a bucket as values."""
+        params = self.recorder.knows(bucket.params.tensors[0])
+        u = self.recorder.knows(bucket.update.tensors[0])
         if params is None or u is None:
             raise SourceError(f"{self.recorder.link}: its result is not made of the update")
         return params, u
@@ -70,12 +78,17 @@ class WrittenStep:
     # ------------------------------------------------------------------ buckets
 
     def _bucket(self, context: Context, outer: Bucket | None) -> Bucket:
-        """The parameter that stands for those of a context."""
+        """Return a bucket with the stand-in for the parameters of a context.
+
+        Args:
+            context: The context.
+            outer: The bucket outside of the mask, or None for all parameters.
+        """
         recorder = self.recorder
-        with without_torch_function(), recorder.resting():
-            p = torch.nn.Parameter(torch.full(self.shape, self.entry))
-            p.grad = torch.full(self.shape, self.entry / 2)
-            u = torch.full(self.shape, self.entry / 2)
+        with without_torch_function(), recorder.not_recording():
+            p = torch.nn.Parameter(torch.full(self.shape, self.element))
+            p.grad = torch.full(self.shape, self.element / 2)
+            u = torch.full(self.shape, self.element / 2)
             group = {
                 **self.settings,
                 "params": [p],
@@ -85,49 +98,49 @@ class WrittenStep:
             state: dict[Tensor, dict[str, Any]] = {p: {}}
             with Step([group], state, {}, ENGINE) as step:
                 bucket = in_buckets(step)[0]
-        params, grads = bucket.session.params.tensors[0], bucket.session.grads.tensors[0]
         recorder.context = context
-        sized = self._input(params, "params")
-        recorder.flowing = self._input(grads, "grads")
-        sizes = [recorder.size(sized, math.prod(self.shape))]
+        params = self._input(bucket.session.params.tensors[0], "params")
+        recorder.flowing = self._input(bucket.session.grads.tensors[0], "grads")
+        sizes = [recorder.size(params, math.prod(self.shape))]
         bucket = changed(bucket, part=changed(bucket.cohort, names=NoNames(), sizes=sizes))
         if outer is None:
             return bucket
-        value = recorder.knows(outer.update.tensors[0])
-        assert value is not None
-        made, flags = Value("list", hint="u"), context.flags
+        whole = recorder.knows(outer.update.tensors[0])
+        flags = context.flags
+        assert whole is not None
         assert flags is not None
-        write = lambda n: (f"_chosen({n(value)}, {n(flags)})", ATOM)
-        recorder.add(write, [value, flags], made, always=True, stays=True)
-        made.root, recorder.flowing = value, made
-        update = TensorList([recorder.learn(u, made)], owned=outer.update.owned)
+        selected = Value("list", hint="u")
+        write = lambda n: (f"_chosen({n(whole)}, {n(flags)})", ATOM)
+        recorder.add(write, [whole, flags], selected, always=True, stays=True)
+        selected.root = whole
+        recorder.flowing = selected
+        update = TensorList([recorder.learn(u, selected)], owned=outer.update.owned)
         return changed(bucket, update=update, origin=outer.origin)
 
-    def _input(self, tensor: Tensor, takes: str, **kinds: Any) -> Value:
-        made = Value("list", hint=takes)
-        self.recorder.add(
-            lambda n: ("", ATOM), [], made, repeats=True, joint=False, takes=takes, **kinds
-        )
-        self.recorder.learn(tensor, made)
-        return made
+    def _input(self, tensor: Tensor, takes: str) -> Value:
+        """Record an input of every loop, which a tensor represents."""
+        value = Value("list", hint=takes)
+        write = lambda n: ("", ATOM)
+        self.recorder.add(write, [], value, repeats=True, joint=False, takes=takes)
+        self.recorder.learn(tensor, value)
+        return value
 
     # ------------------------------------------------------------------ links
 
     def _send(self, link: Link, bucket: Bucket) -> Bucket:
-        """The bucket after a link."""
+        """Run a link on a bucket, and return the bucket after it."""
         rule = link.transform
         if isinstance(rule, Chain):
             for child in link.children:
                 bucket = self._send(child, bucket)
             return bucket
         if isinstance(rule, Masked):
-            flags = self.functions.flag(rule.where)
+            flags = self.functions.flags(rule.where)
             return self._inside(link, link.children, bucket, flags)
         if isinstance(rule, Partition):
-            for (label, _), child in zip(rule.transforms.items(), link.children, strict=True):
-                bucket = self._inside(
-                    link, [child], bucket, self.functions.label(rule.labels, label)
-                )
+            for label, child in zip(rule.transforms, link.children, strict=True):
+                flags = self.functions.label_flags(rule.labels, label)
+                bucket = self._inside(link, [child], bucket, flags)
             return bucket
         self.recorder.link = link.path
         self.recorder.joins = getattr(rule, "dim", None) == "global"
@@ -141,11 +154,11 @@ class WrittenStep:
                     self.state.make(inner, bucket)
             out = send(self._with_units(link), [bucket])
         except SourceError as error:
-            raise SourceError(sentence(link.path, str(error))) from None
-        except Exception as error:  # of a rule that takes no stand-in
-            raise SourceError(sentence(link.path, f"it cannot be watched ({error})")) from error
+            raise SourceError(message(link.path, str(error))) from None
+        except Exception as error:  # the rule does not accept the stand-in
+            raise SourceError(message(link.path, f"it cannot be watched ({error})")) from error
         if len(out) != 1:
-            raise SourceError(sentence(link.path, "it ends steps"))
+            raise SourceError(message(link.path, "it ends steps"))
         value = self.recorder.knows(out[0].update.tensors[0])
         if value is not None:
             value.hint = value.hint or "u"
@@ -155,49 +168,65 @@ class WrittenStep:
         return out[0]
 
     def _refuse_joined(self, link: Link) -> None:
-        """Raise for a rule about entries of all parameters that stands inside another."""
-        for inner in [one for child in link.children for one in child.walk()]:
-            tfm = inner.transform
-            if getattr(tfm, "dim", None) == "global" and not isinstance(tfm, NormRule):
+        """Raise an error if an elementwise rule with dim="global" is inside another rule."""
+        for inner in [link for child in link.children for link in child.walk()]:
+            rule = inner.transform
+            if getattr(rule, "dim", None) == "global" and not isinstance(rule, NormRule):
                 raise SourceError(f"{inner.path} takes entries of all parameters, inside of it")
 
     def _shrunk(self, bucket: Bucket) -> Bucket:
-        """The bucket after heads of attention shrink, of which the file asks the user."""
-        recorder, (params, u) = self.recorder, self._values(bucket)
-        found, made = Value("list", hint="heads"), Value("list", hint="u")
-        text = f"[{self.functions.asked('max_logits')}(*named) for named in _named(group)]"
-        recorder.add(lambda n: (text, ATOM), [], found, repeats=True, joint=False, takes="flags")
+        """Write the step of `QKClip`, for which the file calls a function of the user."""
+        recorder = self.recorder
+        params, u = self._values(bucket)
+        heads = Value("list", hint="heads")
+        text = f"[{self.functions.argument('max_logits')}(*named) for named in _named(group)]"
+        recorder.add(lambda n: (text, ATOM), [], heads, repeats=True, joint=False, takes="flags")
         numbers = [recorder.named(bucket.group[key], key) for key in ("tau", "alpha")]
-        args, name = [found, params, u, *numbers], self.functions.copy(shrunk)
+        args = [heads, params, u, *numbers]
+        name = self.functions.copy(shrunk)
         write = lambda n: (f"{name}({', '.join([n(x) for x in args])})", ATOM)
-        recorder.add(write, args, made, each=True)
-        with recorder.resting():
-            bucket.u = TensorList([recorder.learn(bucket.u.tensors[0].clone(), made)])
-        recorder.flowing = made
+        update = Value("list", hint="u")
+        recorder.add(write, args, update, each=True)
+        with recorder.not_recording():
+            bucket.u = TensorList([recorder.learn(bucket.u.tensors[0].clone(), update)])
+        recorder.flowing = update
         return bucket
 
     def _write_back(self, bucket: Bucket) -> None:
-        """Gradients that were converted are written where they came from."""
-        params, grads = [self.recorder.knows(x.tensors[0]) for x in (bucket.params, bucket.grads)]
+        """Write converted gradients back into the gradients of the parameters."""
+        params = self.recorder.knows(bucket.params.tensors[0])
+        grads = self.recorder.knows(bucket.grads.tensors[0])
         assert params is not None
         assert grads is not None
         write = lambda n: (f"torch._foreach_copy_([p.grad for p in {n(params)}], {n(grads)})", ATOM)
         self.recorder.add(write, [params, grads], writes=[params], effect=True, foreach=True)
 
     def _with_units(self, link: Link) -> Link:
-        """The link with a rule that measures units as the file will."""
-        rule, own = link.transform, dict[str, Any]()
+        """Return the link with a copy of its rule whose units write lines of the file."""
+        rule = link.transform
+        attributes: dict[str, Any] = {}
         if isinstance(rule, NormRule):
-            some = self.recorder, rule, norms.measure(rule.ord), self.state.cell
-            own["units"] = lambda buckets: SourceUnits(*some, buckets)
-        made = self.naming.copy(rule, **own)
+            order = norms.measure(rule.ord)
+            attributes["units"] = lambda buckets: SourceUnits(
+                self.recorder, rule, order, self.state.cell, buckets
+            )
+        copied = self.rule_names.copy(rule, **attributes)
         children = tuple([self._with_units(child) for child in link.children])
-        return changed(link, acts=made, transform=made, children=children)
+        return changed(link, acts=copied, transform=copied, children=children)
 
-    def _inside(self, link: Link, children: Sequence[Link], bucket: Bucket, text: Any) -> Bucket:
-        """The bucket after transforms that see some of its parameters."""
-        recorder, outer = self.recorder, self.recorder.context
-        recorder.link, recorder.like = link.path, None
+    def _inside(self, link: Link, children: Sequence[Link], bucket: Bucket, text: str) -> Bucket:
+        """Run links on the parameters that a mask selects, and return the bucket after them.
+
+        Args:
+            link: The link of the mask.
+            children: The links inside it.
+            bucket: The bucket before the mask.
+            text: The expression for the flags.
+        """
+        recorder = self.recorder
+        outer = recorder.context
+        recorder.link = link.path
+        recorder.like = None
         flags = Value("list", hint="here")
         recorder.add(lambda n: (text, ATOM), [], flags, repeats=True, joint=False, takes="flags")
         context = Context(f"{outer.path}/{len(self.state.texts)}.{len(recorder.ops)}", flags, outer)
@@ -205,8 +234,8 @@ class WrittenStep:
         whole = Value("list", hint="u")
         recorder.add(lambda n: (f"list({n(before)})", ATOM), [before], whole, stays=True)
         whole.root = before
-        with recorder.resting():
-            tensor = recorder.learn(torch.full(self.shape, self.entry / 2), whole)
+        with recorder.not_recording():
+            tensor = recorder.learn(torch.full(self.shape, self.element / 2), whole)
         outside = bucket.with_update(TensorList([tensor], owned=bucket.update.owned))
         inner = self._bucket(context, outside)
         for child in children:
@@ -216,13 +245,14 @@ class WrittenStep:
         write = lambda n: (f"_put({n(u)}, {n(whole)}, {n(flags)})", ATOM)
         slots = Value("list", hint="u", root=whole)
         recorder.add(write, [u, whole, flags], writes=[whole, slots], effect=True, stays=True)
-        recorder.context, recorder.like = outer, None
+        recorder.context = outer
+        recorder.like = None
         same_memory = u.memory is before.memory and inner.update.owned
         update = TensorList([tensor], owned=bucket.update.owned and same_memory)
         recorder.flowing = whole
         return changed(outside, update=update, origin=inner.origin)
 
 
-def sentence(path: str, why: str) -> str:
-    """What an error says of a link."""
+def message(path: str, why: str) -> str:
+    """Return the message of an error about a link."""
     return f"{path} cannot be written as a file of plain torch: {why}; use the library for it"

@@ -1,19 +1,19 @@
-"""The rules as pure functions of plain numbers: the definition the kernels are tested against.
+"""The rules as pure functions of plain numbers: the definition that the kernels are tested against.
 
-A rule sees one unit: the entries `xs` of a tensor, a slice, a layer, a group or a whole model, or
-only their norm `n`, or one entry `x` where the state is per entry. A rule with state is one step,
-`(input, state) -> (output, new state)`: the type of the state without arguments is the state
-before the first step, and `run` repeats the step.
+A rule receives one unit: the elements `xs` of a tensor, a slice, a layer, a group or a whole model.
+Some rules receive only the norm `n` of a unit. Rules with elementwise state receive one element
+`x`. A rule with state is one step, `(input, state) -> (output, new state)`. The type of the state
+without arguments is the state before the first step, and `run` applies the step to many inputs.
 
-Numbers are int, float, Fraction or Decimal. Fractions stay exact wherever no root is taken,
-Decimals need Decimal hyperparameters, NaN and inf are floats. Arguments are taken to be valid: the
-classes check theirs. Four conventions hold throughout:
+Numbers are int, float, Fraction or Decimal. Fractions stay exact unless a root is computed.
+Decimals need Decimal hyperparameters. NaN and inf are floats. The functions do not check their
+arguments; the classes check theirs. All functions follow four conventions:
 
-* nothing to clip returns the numbers themselves;
-* a zero norm, or an empty unit, is left alone;
-* a NaN norm gives NaN, an infinite one gives 0 for finite entries and NaN for infinite ones; a
-  rule with state then returns the state it was given, as if the step had not happened;
-* a limit of 0 gives zeros, a limit of inf never clips, whatever the norm.
+* If nothing has to be clipped, a rule returns the numbers themselves.
+* A unit that is empty, or whose norm is zero, is not changed.
+* A NaN norm gives NaN. An infinite norm gives 0 for finite elements and NaN for infinite ones. In
+  both cases a rule with state returns the state it was given, as if the step had not happened.
+* A limit of 0 gives zeros, and a limit of inf never clips, whatever the norm.
 """
 
 from torchzero_clip.spec.by_average import (

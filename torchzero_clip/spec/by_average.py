@@ -1,4 +1,4 @@
-"""Limits from an average of what has flowed: its norm, or its entries."""
+"""Rules whose limit is the norm, or the elements, of an average of past updates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchzero_clip.spec.without_state import clip_by, clip_value, normalize
 
 
 class Average(NamedTuple):
-    """m, one entry per entry of u, and the last e that was not zero."""
+    """The average m, with one element per element of u, and its last norm e that was not zero."""
 
     mean: tuple[Real, ...] = ()
     norm: Real = 0
@@ -28,26 +28,28 @@ def clip_norm_by_ema(
     ema_init: str = "zeros",
     rule: Callable[[Vector, Real, Order], list[Real]] = clip_by,
 ) -> tuple[list[Real], Average]:
-    """m ← βm + (1 − β)u; u · min(1, max(e, eps) / n), with e = ‖m‖ and n = ‖u‖.
+    """Compute m ← βm + (1 − β)u; u · min(1, max(e, eps) / n), with e = ‖m‖ and n = ‖u‖.
 
-    e is at most max_ema_growth (None: any) times the last e that was not zero, m shrinks with it;
-    m₀ is 0, or the first u for "update". A non-finite u meets the last such e, and is forgotten.
+    If e exceeds max_ema_growth times the last e that was not zero, m is scaled down so that e
+    equals this bound. None means no bound. m starts at 0, or at the first u for "update". If u is
+    not finite, the limit is the last e that was not zero, and the state does not change.
     """
     if not all(map(finite, xs)):
         return rule(xs, max(state.norm, eps), ord), state
     first = xs if ema_init == "update" else [0] * len(xs)
     mean = [blend(m, x, beta) for m, x in zip(state.mean or first, xs, strict=True)]
     e = norm(mean, ord)
-    most = math.inf if max_ema_growth is None else state.norm * max_ema_growth
-    if state.norm > 0 and e > most:
-        mean, e = rescaled(mean, e, most, ord), most
+    bound = math.inf if max_ema_growth is None else state.norm * max_ema_growth
+    if state.norm > 0 and e > bound:
+        mean = rescaled(mean, e, bound, ord)
+        e = bound
     return rule(xs, max(e, eps), ord), Average(tuple(mean), e or state.norm)
 
 
 def normalize_by_ema(
     xs: Vector, state: Average, **hyperparameters: Any
 ) -> tuple[list[Real], Average]:
-    """u · max(e, eps) / n: everything else, the arguments too, as in clip_norm_by_ema."""
+    """Compute u · max(e, eps) / n, with the arguments and the state of clip_norm_by_ema."""
     return clip_norm_by_ema(xs, state, **hyperparameters, rule=normalize)
 
 
@@ -58,16 +60,20 @@ def clip_value_by_ema(
     ema_init: str = "zeros",
     ema_tfm: Callable[[list[Real]], Vector] | None = None,
 ) -> tuple[list[Real], tuple[Real, ...]]:
-    """m ← βm + (1 − β)|u| per entry; clamp to ±m, or to ±|ema_tfm(m)|.
+    """Compute m ← βm + (1 − β)|u| elementwise; clamp u to ±m, or to ±|ema_tfm(m)|.
 
-    m₀ is 0, or the first finite |u| of the entry for "update", inf until there is one; a
-    non-finite entry leaves its m as it is, and inf is clamped to it.
+    m starts at 0. For "update" it starts at the first finite |u| of the element, and is inf until
+    then. An element that is not finite does not change its m, and ±inf is clamped to ±m.
     """
     start = math.inf if ema_init == "update" else 0
     mean = []
     for x, m in zip(xs, state or [start] * len(xs), strict=True):
-        seen = abs(x) if m == math.inf else blend(m, abs(x), beta)
-        mean.append(seen if finite(x) else m)
+        if not finite(x):
+            mean.append(m)
+        elif m == math.inf:
+            mean.append(abs(x))
+        else:
+            mean.append(blend(m, abs(x), beta))
     bounds = mean if ema_tfm is None else ema_tfm(list(mean))
     output = [clip_value([x], -abs(b), abs(b))[0] for x, b in zip(xs, bounds, strict=True)]
     return output, tuple(mean)

@@ -1,4 +1,4 @@
-"""Limits on how fast a norm, or an entry, may grow."""
+"""Rules that limit how fast a norm, or an element, may grow."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from torchzero_clip.spec.without_state import clip_value
 
 
 class Growth(NamedTuple):
-    """p, inf until a non-zero norm has been seen."""
+    """The previous norm p, which is inf until a norm was not zero."""
 
     previous: Real = math.inf
 
 
 def growth_limit(state: Growth, add: Real = None, mul: Real = 1.5, min_value: Real = 1e-4) -> Real:
-    """L = min(p + add, max(p, min_value) · mul) over those given, inf while there is no p."""
+    """Return L = min(p + add, max(p, min_value) · mul).
+
+    A term whose argument is None is skipped. Before there is a p, L is inf.
+    """
     p = state.previous
     if p == math.inf:
         return math.inf
@@ -34,9 +37,10 @@ def clip_norm_growth(
     min_value: Real = 1e-4,
     max_decay: Real = 2,
 ) -> tuple[Real, Growth]:
-    """c = min(n, L); p ← max(c, p / max_decay), with L of growth_limit.
+    """Compute c = min(n, L); p ← max(c, p / max_decay), with L from growth_limit.
 
-    `add` or `mul` may be None, not both; with max_decay=inf the bound falls as fast as the norm.
+    `add` or `mul` may be None, but not both. With max_decay=inf the bound falls as fast as the
+    norm.
     """
     p = state.previous
     c = limited(n, growth_limit(state, add, mul, min_value))
@@ -53,7 +57,10 @@ def clip_value_growth(
     min_value: Real = 1e-4,
     max_decay: Real = 2,
 ) -> tuple[Real, Growth]:
-    """clip_norm_growth of |x|, sign kept: one entry; ±inf is clamped to its limit."""
+    """Apply clip_norm_growth to |x| and keep the sign of x, which is one element.
+
+    ±inf is clamped to the limit.
+    """
     limit = growth_limit(state, add, mul, min_value)
     _, after = clip_norm_growth(abs(x), state, add, mul, min_value, max_decay)
     return clip_value([x], -limit, limit)[0], after

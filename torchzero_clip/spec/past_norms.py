@@ -1,6 +1,7 @@
-"""Limits from averages of past norms.
+"""Rules whose limit comes from averages of past norms.
 
-The past sets the limit, then this norm is observed. A mean or a variance of zero sets none yet.
+The limit depends on past norms only. After clipping, the rule observes the current norm. While the
+mean or the variance is zero, there is no limit.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ CLIPPINGS: dict[str, Callable[[Real, Real], Real]] = {
     "mean": lambda z, t: 0,
     "reciprocal": lambda z, t: t * t / z,
 }
+"""f(z, t), by name: the score to which a score z above the threshold t is clipped."""
 
 
 class WarmUp(NamedTuple):
-    """The raw norms collected so far."""
+    """The norms collected so far, before clipping."""
 
     seen: tuple[Real, ...] = ()
 
@@ -36,10 +38,11 @@ def adaptive_clip(
     warmup_steps: int = 20,
     warmup_norm: Real = 1,
 ) -> tuple[Real, WarmUp | S]:
-    """min(n, warmup_norm) for warmup_steps finite norms; then `rule`, from the state start(them).
+    """Return min(n, warmup_norm) for the first warmup_steps finite norms, then apply `rule`.
 
-    The norms are collected raw; warmup_norm=inf is a warm-up that does nothing. A rule without a
-    start of its own observes them one by one: start = lambda seen: run(rule, seen, its state)[1].
+    The norms are collected before clipping. With warmup_norm=inf the warm-up does not clip. After
+    the warm-up, the state of the rule is start(norms). A rule without a special start observes the
+    norms one by one: start = lambda seen: run(rule, seen, its state)[1].
     """
     if not isinstance(state, WarmUp):
         return rule(n, state)
@@ -51,26 +54,33 @@ def adaptive_clip(
 
 
 def _f(clipping: Clipping) -> Callable[[Real, Real], Real]:
-    """f(z, t): one of CLIPPINGS by name, or the caller's own function."""
+    """Return the function f(z, t): an entry of CLIPPINGS by its name, or a custom function."""
     return CLIPPINGS[clipping] if isinstance(clipping, str) else clipping
 
 
 class Moments(NamedTuple):
-    """μ and v."""
+    """The mean μ and the variance v."""
 
     mean: Real
     var: Real
 
 
 def moments(norms: Sequence[Real], unbiased: bool = True) -> Moments:
-    """μ and v of a warm-up: z_stat starts from the unbiased variance, z_clip from the other."""
+    """Return μ and v of the norms of a warm-up.
+
+    z_stat starts with the unbiased variance, z_clip with the biased variance.
+    """
     variance = statistics.variance if unbiased else statistics.pvariance
-    mean, var = statistics.mean(norms), variance(norms)
+    mean = statistics.mean(norms)
+    var = variance(norms)
     return Moments(mean, var if math.sqrt(var) > TIE * mean else 0 * var)
 
 
 def z_limit(n: Real, state: Moments, t: Real, clipping: Clipping, eps: Real) -> Real:
-    """μ + f(z, t)·√v where z = (n − μ) / (√v + eps) exceeds t; else inf, as while v = 0."""
+    """Return the limit μ + f(z, t)·√v if the score z = (n − μ) / (√v + eps) exceeds t, else inf.
+
+    If v = 0, the limit is inf as well.
+    """
     std = math.sqrt(state.var)
     if not (is_below(state.mean + t * (std + eps), n) and std > 0):
         return math.inf
@@ -85,9 +95,9 @@ def z_stat(
     clipping: Clipping = "reciprocal",
     observe: str = "clipped",
 ) -> tuple[Real, Moments]:
-    """min(n, z_limit); then v ← αv + (1 − α)(x − μ)², after it μ ← αμ + (1 − α)x.
+    """Return min(n, z_limit); then v ← αv + (1 − α)(x − μ)², and after it μ ← αμ + (1 − α)x.
 
-    x is the clipped or the raw norm.
+    x is the norm after clipping if observe="clipped", otherwise the norm before it.
     """
     c = limited(n, z_limit(n, state, z_thresh, clipping, 1e-8))
     if not finite(n):
@@ -106,11 +116,13 @@ def z_clip(
     mode: str = "adaptive",
     skip_on_spike: bool = False,
 ) -> tuple[Real, Moments]:
-    """c = min(n, z_limit); then μ ← αμ + (1 − α)c, after it v ← αv + (1 − α)(c − μ)².
+    """Compute c = min(n, z_limit); then μ ← αμ + (1 − α)c, and after it v ← αv + (1 − α)(c − μ)².
 
     The modes "adaptive", "mean" and "percentile" limit a spike to μ + t²·√v/z, μ and μ + t·√v.
-    max_norm bounds the output but not what is observed, or it would drag μ down to itself;
-    skip_on_spike gives 0 in place of a limited norm, and observes the same.
+
+    max_norm bounds the output but not the observed norm, because otherwise it would pull μ down to
+    itself. With skip_on_spike a norm that would be clipped becomes 0; the observed norm is the
+    same.
     """
     clipping = {"adaptive": "reciprocal", "mean": "mean", "percentile": "max"}[mode]
     limit = z_limit(n, state, z_thresh, clipping, 1e-6)
@@ -131,7 +143,10 @@ def ema_ratio(
     clipping: Clipping = "max",
     observe: str = "raw",
 ) -> tuple[Real, Real]:
-    """q = n / μ; where q > r, limit μ · (1 + f(q − 1, r − 1)); then μ ← αμ + (1 − α)x."""
+    """Limit n to μ · (1 + f(q − 1, r − 1)) if q = n / μ exceeds r; then μ ← αμ + (1 − α)x.
+
+    x is the norm before clipping if observe="raw", otherwise the norm after it.
+    """
     limit = math.inf
     if mean > 0 and is_below(mean * r_thresh, n):
         limit = mean * (1 + _f(clipping)(n / mean - 1, r_thresh - 1))
@@ -142,14 +157,14 @@ def ema_ratio(
 
 
 class Powers(NamedTuple):
-    """The EMAs of x, None before the first x, and of x²."""
+    """The EMA of x, which is None before the first x, and the EMA of x²."""
 
     mean: Real = None
     square: Real = 0
 
 
 def z_score_threshold(state: Powers, zmax: Real = 3) -> Real:
-    """m + zmax · √(EMA of x² − m²), with m the EMA of x; inf before the first x."""
+    """Return m + zmax · √(EMA of x² − m²), where m is the EMA of x; inf before the first x."""
     if state.mean is None:
         return math.inf
     return state.mean + zmax * math.sqrt(max(state.square - state.mean**2, 0))
@@ -158,14 +173,15 @@ def z_score_threshold(state: Powers, zmax: Real = 3) -> Real:
 def z_score_clip(
     n: Real, state: Powers, zmax: Real = 3, ema_decay: Real = 0.99
 ) -> tuple[Real, Powers]:
-    """min(n, z_score_threshold); then the EMAs of x and x² observe n, from the first n on.
+    """Return min(n, z_score_threshold); then the EMAs of x and x² observe n, from the first n on.
 
-    While all norms were equal the threshold is m itself, a variance of zero: no limit yet.
+    While all norms have been equal, the variance is zero and there is no limit.
     """
     spread = 0 if state.mean is None else state.square - state.mean**2
-    c = limited(
-        n, z_score_threshold(state, zmax) if spread > (TIE * (state.mean or 0)) ** 2 else math.inf
-    )
+    limit = math.inf
+    if spread > (TIE * (state.mean or 0)) ** 2:
+        limit = z_score_threshold(state, zmax)
+    c = limited(n, limit)
     if not finite(n):
         return c, state
     if state.mean is None:
@@ -174,7 +190,7 @@ def z_score_clip(
 
 
 class Reference(NamedTuple):
-    """γ, inf until a non-zero norm has been seen, and the steps taken."""
+    """The reference γ, which is inf until a norm was not zero, and the number of steps."""
 
     gamma: Real = math.inf
     steps: int = 0
@@ -189,15 +205,21 @@ def ada_gc(
     warmup_steps: int = 100,
     total: Real = None,
 ) -> tuple[Real, Reference]:
-    """t < warmup_steps: ĝ = n · min(1, absolute / total), γ ← min(γ, ĝ).
+    """Compute ĝ = n · min(1, absolute / total), γ ← min(γ, ĝ) while t < warmup_steps.
 
-    From then on ĝ = min(n, rel · γ), γ ← βγ + (1 − β)ĝ. t counts from 1, `total` is the global
-    norm, n itself by default, and γ ignores a ĝ of zero; the first other ĝ is its start.
+    From then on ĝ = min(n, rel · γ), γ ← βγ + (1 − β)ĝ. t counts from 1. `total` is the global
+    norm, by default n itself. γ ignores a ĝ of zero and starts at the first ĝ that is not zero.
     """
-    gamma, t = state.gamma, state.steps + 1
+    gamma = state.gamma
+    t = state.steps + 1
     warming = t < warmup_steps
     measured = total if warming and total is not None else n
-    limit = absolute if warming else math.inf if gamma == math.inf else rel * gamma
+    if warming:
+        limit = absolute
+    elif gamma == math.inf:
+        limit = math.inf
+    else:
+        limit = rel * gamma
     c = n if measured <= limit or limit == math.inf else n / measured * limit
     if not (finite(n) and finite(measured)):
         return c, state

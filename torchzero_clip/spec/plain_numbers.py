@@ -1,4 +1,4 @@
-"""Numbers, their norms, and a rule with state step by step."""
+"""Plain numbers, their norms, and a loop that applies a rule with state step by step."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ STATISTICS = ("mad", "std", "var", "sum")
 
 
 def finite(x: Real) -> bool:
-    """−∞ < x < ∞, false for NaN."""
+    """Return whether −∞ < x < ∞, which is false for NaN."""
     return bool(x == x and abs(x) != math.inf)
 
 
 def run(
     rule: Callable[..., tuple[Y, S]], inputs: Sequence[X], state: S, /, **hyperparameters: Any
 ) -> tuple[list[Y], S]:
-    """s, y₁ ← rule(x₁, s); s, y₂ ← rule(x₂, s); … : every output and the last state."""
+    """Apply the rule to every input in turn: y, s ← rule(x, s).
+
+    Returns:
+        The list of outputs y, and the last state s.
+    """
     outputs = []
     for x in inputs:
         y, state = rule(x, state, **hyperparameters)
@@ -36,10 +40,11 @@ def run(
 
 
 def norm(xs: Vector, ord: Order = 2) -> Real:
-    """(Σ|x|^p)^(1/p); max |x| for inf; the number of non-zeros for 0.
+    """Return (Σ|x|^p)^(1/p), max |x| for inf, or the number of nonzero elements for 0.
 
-    Also "l0" … "l4", "linf", "mad" = mean |x|, "std" and "var" (both unbiased, 0 for fewer than
-    two entries), "sum" = |Σx|. NaN counts as a non-zero; any other order of a NaN is NaN.
+    Other orders are "l0" … "l4", "linf", "mad" = mean |x|, "std" and "var" (both unbiased, and 0
+    for fewer than two elements), and "sum" = |Σx|. NaN counts as nonzero. Every other order of
+    elements with a NaN is NaN.
     """
     p = POWERS.get(ord, ord)
     if p not in STATISTICS and (isinstance(p, str) or not p >= 0):

@@ -1,6 +1,7 @@
-"""Limits from quantiles of past norms, kept, estimated or tracked.
+"""Rules whose limit is a quantile of past norms, which is computed, estimated or tracked.
 
-The past sets the limit, then this norm is observed. A quantile of zero sets none yet.
+The limit depends on past norms only. After clipping, the rule observes the current norm. While the
+quantile is zero, there is no limit.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torchzero_clip.spec.plain_numbers import Real, Vector, finite
 
 
 def interpolated_quantile(xs: Vector, q: Real) -> Real:
-    """The value at index q · (len − 1) of the ascending sorted xs, linear between neighbours."""
+    """Return the value at index q · (len − 1) of the sorted xs, with linear interpolation."""
     ranked = sorted(xs)
     at = q * (len(ranked) - 1)
     below = math.floor(at)
@@ -24,24 +25,28 @@ def interpolated_quantile(xs: Vector, q: Real) -> Real:
 def quantile(
     n: Real, norms: tuple[Real, ...], q: Real = 0.95, window: int = 1024
 ) -> tuple[Real, tuple[Real, ...]]:
-    """min(n, the q-quantile of the last `window` norms); then n joins them."""
+    """Return min(n, the q-quantile of the last `window` norms), and the norms with n appended."""
     limit = interpolated_quantile(norms, q) if norms else 0
     c = limited(n, limit or math.inf)
     return c, (*norms, n)[-window:] if finite(n) else norms
 
 
 class Markers(NamedTuple):
-    """Heights, the sorted norms until there are five, and ranks, of which the last is the count."""
+    """The heights and the ranks of the markers.
+
+    The heights are the sorted norms until there are five. The last rank is the count of norms.
+    """
 
     heights: tuple[Real, ...] = ()
     positions: tuple[int, ...] = ()
 
 
 def p2_observe(x: Real, state: Markers, q: Real) -> Markers:
-    """The P² estimator: five markers keep near the ranks 1 + (count − 1)·(0, q/2, q, (1 + q)/2, 1).
+    """Update the five markers of the P² estimator (Jain and Chlamtac, 1985).
 
-    Jain and Chlamtac, 1985. A marker a whole rank off moves by one rank, its height along the
-    parabola through its neighbours, or along a line where the parabola would leave their order.
+    The markers stay near the ranks 1 + (count − 1)·(0, q/2, q, (1 + q)/2, 1). A marker that is a
+    whole rank away moves by one rank. Its height follows the parabola through its neighbors, or a
+    line if the parabola would change the order of the heights.
     """
     if len(state.heights) < 5:
         return Markers(
@@ -55,31 +60,37 @@ def p2_observe(x: Real, state: Markers, q: Real) -> Markers:
         d = 1 if gap > 0 else -1
         if abs(gap) < 1 or abs(k[i + d] - k[i]) <= 1:
             continue
-        above, below = k[i + 1] - k[i], k[i] - k[i - 1]
-        slope_above, slope_below = (h[i + 1] - h[i]) / above, (h[i] - h[i - 1]) / below
+        above = k[i + 1] - k[i]
+        below = k[i] - k[i - 1]
+        slope_above = (h[i + 1] - h[i]) / above
+        slope_below = (h[i] - h[i - 1]) / below
         bend = (below + d) * slope_above + (above - d) * slope_below
         moved = h[i] + d * bend / (above + below)
         if not h[i - 1] < moved < h[i + 1]:
             moved = h[i] + d * (slope_above if d > 0 else slope_below)
-        h[i], k[i] = moved, k[i] + d
+        h[i] = moved
+        k[i] += d
     return Markers(tuple(h), tuple(k))
 
 
 def p2_estimate(state: Markers, q: Real) -> Real:
-    """The middle marker; before five norms their interpolated quantile, 0 before any."""
+    """Return the height of the middle marker.
+
+    Before there are five norms, return their interpolated quantile, or 0 if there is no norm.
+    """
     if len(state.heights) == 5:
         return state.heights[2]
     return interpolated_quantile(state.heights, q) if state.heights else 0
 
 
 def p2_quantile(n: Real, state: Markers, q: Real = 0.5) -> tuple[Real, Markers]:
-    """min(n, the P² estimate of the q-quantile); then the markers observe n."""
+    """Return min(n, the P² estimate of the q-quantile); then the markers observe n."""
     c = limited(n, p2_estimate(state, q) or math.inf)
     return c, p2_observe(n, state, q) if finite(n) else state
 
 
 class Tracked(NamedTuple):
-    """Q, None before the first norm, and s, the EMA of |n − Q|."""
+    """The quantile Q, which is None before the first norm, and s, the EMA of |n − Q|."""
 
     quantile: Real = None
     spread: Real = 0
@@ -88,9 +99,10 @@ class Tracked(NamedTuple):
 def ema_quantile(
     n: Real, state: Tracked, q: Real = 0.95, ema_decay: Real = 0.99
 ) -> tuple[Real, Tracked]:
-    """min(n, Q); then s ← EMA of |n − Q|, after it Q ← Q + (1 − ema_decay) · s · (q − 1[n < Q]).
+    """Return min(n, Q), then update s and Q.
 
-    Q starts as the first norm, s as 0; Q stops at 0, which no norm is below.
+    First s ← EMA of |n − Q|, then Q ← Q + (1 − ema_decay) · s · (q − 1[n < Q]). Q starts at the
+    first norm and s at 0. Q is never negative.
     """
     c = limited(n, state.quantile or math.inf)
     if not finite(n):
@@ -105,7 +117,7 @@ def ema_quantile(
 def geometric_quantile(
     n: Real, quantile: Real, q: Real = 0.5, rate: Real = 0.2
 ) -> tuple[Real, Real]:
-    """min(n, Q); then Q ← Q · exp(rate · (q − 1[n ≤ Q])), the first norm where Q is 0."""
+    """Return min(n, Q); then Q ← Q · exp(rate · (q − 1[n ≤ Q])), or Q ← n if Q is 0."""
     c = limited(n, quantile or math.inf)
     if not finite(n) or not quantile:
         return c, n if finite(n) else quantile
@@ -114,7 +126,7 @@ def geometric_quantile(
 
 
 class Record(NamedTuple):
-    """The markers of P², and Welford's count, mean and Σ(x − mean)²."""
+    """The markers of the P² estimator, and Welford's count, mean and Σ(x − mean)²."""
 
     markers: Markers = Markers()
     steps: int = 0
@@ -123,9 +135,11 @@ class Record(NamedTuple):
 
 
 def auto_clip(n: Real, state: Record) -> tuple[Real, Record]:
-    """min(n, P² median + 3 · std), std unbiased, by Welford; then both observe n.
+    """Return min(n, median + 3 · std); then the estimators of both observe n.
 
-    This is mode "auto"; mode "percentile" is `quantile` or `ema_quantile` at percentile / 100.
+    The median is a P² estimate. The standard deviation is unbiased, by Welford's algorithm. This
+    function is the mode "auto". The mode "percentile" is `quantile` or `ema_quantile` with
+    q = percentile / 100.
     """
     limit = math.inf
     std = math.sqrt(state.m2 / (state.steps - 1)) if state.steps > 1 else 0

@@ -1,4 +1,4 @@
-"""Steps that do not happen, by a value that is told."""
+"""The rule that skips a step if a monitored value, such as the loss, spikes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchzero_clip.spec.plain_numbers import Real, finite
 
 
 class SpikeState(NamedTuple):
-    """The last values that counted, and how many steps in a row were skipped."""
+    """The last values that were counted, and the number of steps skipped in a row."""
 
     values: tuple[Real, ...] = ()
     row: int = 0
@@ -24,15 +24,18 @@ def skip_spike(
     patience: int = 20,
     keep_skipped: bool = False,
 ) -> tuple[bool, SpikeState]:
-    """Whether the step happens: not where x - mean > sigmas · std of at least `least` values.
+    """Return whether the step happens: it is skipped if x - mean > sigmas · std.
 
-    std is unbiased, and sets no limit where it is 0; an x that is no number does not happen. What
-    happened counts, and what was skipped after `patience` others in a row; a NaN never does.
+    There is no limit before there are `least` values, or if their unbiased std is 0. A step whose
+    x is not finite is always skipped. The value of a step that happens is counted. The value of a
+    skipped step is counted if more than `patience` steps in a row were skipped, or with
+    `keep_skipped`, but never if it is not finite.
     """
     happens = finite(x)
     if happens and len(state.values) >= max(least, 2):
-        var, away = statistics.variance(state.values), x - statistics.mean(state.values)
-        happens = not (var > 0 and away > 0 and away * away > sigmas * sigmas * var)
+        var = statistics.variance(state.values)
+        excess = x - statistics.mean(state.values)
+        happens = not (var > 0 and excess > 0 and excess * excess > sigmas * sigmas * var)
     row = 0 if happens else state.row + 1
     counts = finite(x) and (happens or row > patience or keep_skipped)
     values = (*state.values, x)[-window:] if counts else state.values

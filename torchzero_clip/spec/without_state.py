@@ -1,4 +1,4 @@
-"""Rules without state: what becomes of one unit."""
+"""Rules without state, as functions of one unit."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torchzero_clip.spec.plain_numbers import Order, Real, Vector, finite, norm
 
 
 def clip_value(xs: Vector, low: Real, high: Real) -> list[Real]:
-    """min(max(x, low), high), entry by entry; NaN stays NaN."""
+    """Return min(max(x, low), high) elementwise; NaN stays NaN."""
     return [x if x != x else min(max(x, low), high) for x in xs]
 
 
 def clip_norm(xs: Vector, max_norm: Real, sqrt: Callable[[Real], Real] = math.sqrt) -> list[Real]:
-    """u · min(1, |max_norm| / ‖u‖₂).
+    """Return u · min(1, |max_norm| / ‖u‖₂).
 
-    Σx² and max_norm² are compared as Fractions, so the decision is exact for every kind of number;
-    `sqrt` is called only in the branch that clips, on Σ(x / max |x|)². Only the magnitude of
-    max_norm counts, so the rule is defined for every number.
+    Σx² and max_norm² are compared as Fractions, so the decision is exact for every kind of number.
+    `sqrt` is called only if the norm is clipped, on Σ(x / max |x|)². Only the magnitude of max_norm
+    is used, so the rule is defined for every number.
     """
     limit = abs(max_norm)
     if limit == math.inf:
@@ -35,7 +35,7 @@ def clip_norm(xs: Vector, max_norm: Real, sqrt: Callable[[Real], Real] = math.sq
 
 
 def clip_by(xs: Vector, limit: Real, ord: Order = 2) -> list[Real]:
-    """u · min(1, limit / n), √(limit / n) for "var", with n = norm(u, ord).
+    """Return u · min(1, limit / n), with n = norm(u, ord); for "var" the factor is its root.
 
     The result has measure `limit`, except for "l0", which no scaling changes.
     """
@@ -46,13 +46,13 @@ def clip_by(xs: Vector, limit: Real, ord: Order = 2) -> list[Real]:
 
 
 def normalize(xs: Vector, norm_value: Real = 1, ord: Order = 2) -> list[Real]:
-    """u · norm_value / n, √(norm_value / n) for "var", with n = norm(u, ord)."""
+    """Return u · norm_value / n, with n = norm(u, ord); for "var" the factor is its root."""
     n = norm(xs, ord)
     return list(xs) if n in (0, norm_value) else rescaled(xs, n, norm_value, ord)
 
 
 def centralize(xs: Vector) -> list[Real]:
-    """u − mean(u); a single entry is left alone."""
+    """Return u − mean(u); a single element is not changed."""
     if len(xs) < 2:
         return list(xs)
     mean = statistics.mean(xs)
@@ -60,24 +60,25 @@ def centralize(xs: Vector) -> list[Real]:
 
 
 def standardize(xs: Vector, eps: Real = 1e-8, ulp: Real = 2.0**-52) -> list[Real]:
-    """(u − mean) / (std + eps), std unbiased; a single entry is left alone.
+    """Return (u − mean) / (std + eps), with the unbiased std; a single element is not changed.
 
-    Entries equal up to rounding, std ≤ 4·ulp·|mean|, give zeros; `ulp` is the relative spacing of
-    the numbers the entries came from, 2⁻²³ for float32.
+    If the elements are equal up to rounding, that is if std ≤ 4·ulp·|mean|, the result is zeros.
+    `ulp` is the relative spacing of the original numbers, 2⁻²³ for float32.
     """
     if len(xs) < 2:
         return list(xs)
-    mean, std = statistics.mean(xs), norm(xs, "std")
+    mean = statistics.mean(xs)
+    std = norm(xs, "std")
     if std <= 4 * ulp * abs(mean):
         return [x - x for x in xs]
     return [(x - mean) / (std + eps) for x in xs]
 
 
 def clip_percentile(xs: Vector, percentile: Real) -> list[Real]:
-    """Clamp to ±b, b = the ascending sorted |u| at index ⌊percentile · (len − 1) / 100⌋.
+    """Clamp u to ±b, where b is the sorted |u| at index ⌊percentile · (len − 1) / 100⌋.
 
-    NaNs sort last, as in torch: those above the index stay what they are, and a NaN bound makes
-    every entry NaN.
+    NaNs are sorted last, as in torch. NaNs above the index stay NaN. If b itself is NaN, every
+    element becomes NaN.
     """
     if not xs:
         return []
@@ -87,7 +88,7 @@ def clip_percentile(xs: Vector, percentile: Real) -> list[Real]:
 
 
 def clip_rms(xs: Vector, max_rms: Real = 1) -> list[Real]:
-    """u / max(1, RMS(u) / max_rms), RMS(u) = ‖u‖₂ / √len."""
+    """Return u / max(1, RMS(u) / max_rms), with RMS(u) = ‖u‖₂ / √len."""
     rms = norm(xs) / math.sqrt(len(xs)) if xs else 0
     if rms == 0 or rms <= max_rms or max_rms == math.inf:
         return list(xs)
@@ -95,9 +96,9 @@ def clip_rms(xs: Vector, max_rms: Real = 1) -> list[Real]:
 
 
 def soft_clip(xs: Vector, max_norm: Real, ord: Order = 2) -> list[Real]:
-    """u / (1 + n / max_norm), √ of that for "var", with n = norm(u, ord).
+    """Return u / (1 + n / max_norm), with n = norm(u, ord); for "var" the divisor is its root.
 
-    Written as u · max_norm / (max_norm + n): the measure of the result stays below max_norm.
+    It is computed as u · max_norm / (max_norm + n): the norm of the result stays below max_norm.
     """
     n = norm(xs, ord)
     if n == 0 or max_norm == math.inf:
@@ -106,30 +107,48 @@ def soft_clip(xs: Vector, max_norm: Real, ord: Order = 2) -> list[Real]:
 
 
 def delta_clip(xs: Vector, max_norm: Real, delta: Real = 1e-3, ord: Order = 2) -> list[Real]:
-    """u · min(1, max(delta, max_norm / n)), √ of that for "var", with n = norm(u, ord)."""
+    """Return u · min(1, max(delta, max_norm / n)), with n = norm(u, ord).
+
+    For "var" the factor is its root.
+    """
     n = norm(xs, ord)
     return clip_by(xs, max(max_norm, delta * n) if finite(n) else max_norm, ord)
 
 
 def sign(xs: Vector) -> list[Real]:
-    """−1, 0 or 1, entry by entry; NaN stays NaN (torch.sign turns it into 0 and so hides it)."""
+    """Return −1, 0 or 1 elementwise; NaN stays NaN (torch.sign would hide it as 0)."""
     return [x if x != x else (x > 0) - (x < 0) for x in xs]
 
 
 def nan_to_num(xs: Vector, nan: Real = 0, posinf: Real = 0, neginf: Real = 0) -> list[Real]:
-    """NaN, inf and −inf, entry by entry, become `nan`, `posinf` and `neginf`."""
-    return [x if finite(x) else nan if x != x else posinf if x > 0 else neginf for x in xs]
+    """Replace NaN, inf and −inf by `nan`, `posinf` and `neginf`, elementwise."""
+
+    def replaced(x: Real) -> Real:
+        if finite(x):
+            return x
+        if x != x:
+            return nan
+        return posinf if x > 0 else neginf
+
+    return [replaced(x) for x in xs]
 
 
 def agc(g: Vector, w: Vector, clipping: Real = 0.01, eps: Real = 1e-3) -> list[Real]:
-    """g, or where ‖g‖ > limit = clipping · max(‖w‖, eps): g · limit / max(‖g‖, 1e-6), weights w."""
-    n, limit = norm(g), clipping * max(norm(w), eps)
+    """Clip the gradient g of the weights w to the limit clipping · max(‖w‖, eps).
+
+    If ‖g‖ exceeds the limit, return g · limit / max(‖g‖, 1e-6), otherwise g.
+    """
+    n = norm(g)
+    limit = clipping * max(norm(w), eps)
     return list(g) if n <= limit or limit == math.inf else rescaled(g, max(n, 1e-6), limit)
 
 
 def clippy(u: Vector, w: Vector, relative: Real = 0.1, absolute: Real = 1e-7) -> list[Real]:
-    """u · min(1, minᵢ (relative · |wᵢ| + absolute) / |uᵢ|), weights w; zeros have no say."""
-    most = [relative * abs(x) + absolute for x in w]
-    shares = [abs(x) / m if m else math.inf for x, m in zip(u, most, strict=True) if x != 0]
-    farthest = norm(shares, math.inf)
-    return list(u) if farthest <= 1 else rescaled(u, farthest, 1)
+    """Return u · min(1, minᵢ (relative · |wᵢ| + absolute) / |uᵢ|), where w are the weights.
+
+    Elements of u that are zero do not take part in the minimum.
+    """
+    bounds = [relative * abs(x) + absolute for x in w]
+    ratios = [abs(x) / b if b else math.inf for x, b in zip(u, bounds, strict=True) if x != 0]
+    largest = norm(ratios, math.inf)
+    return list(u) if largest <= 1 else rescaled(u, largest, 1)
