@@ -102,7 +102,7 @@ class Allowed(NamedTuple):
         return next(filter(None, errors), None)
 
     def _fits(self, value: int) -> bool:
-        """Return whether an integer is small enough for torch, in the type of the annotation."""
+        """Return whether torch can store an integer in the type of the annotation."""
         if self.python_type is int:
             return -(2**63) <= value < 2**63
         try:

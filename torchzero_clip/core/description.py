@@ -100,7 +100,9 @@ class Description:
         length: int | None = None,
         **bounds: float,
     ) -> None:
-        """Raise an error unless an argument is a number within bounds. Annotations do the same.
+        """Raise an error unless an argument is a number within bounds.
+
+        An annotation such as `Annotated[float, Within(above=1)]` has the same effect.
 
         Args:
             name: The name of the argument.
@@ -123,7 +125,7 @@ class Description:
     def _check_all(self) -> None:
         """Check all arguments against their annotations, and call `check`.
 
-        `check` comes before the numbers without bounds, because its messages say more about them.
+        Numbers without bounds are checked after `check`, whose error messages are more specific.
         """
         last: list[str] = []
         for name, kind in self._kinds.items():
@@ -307,7 +309,7 @@ def class_with(argument: str) -> str:
 
 
 def _name_taken(cls: type[Description], field: dataclasses.Field[Any]) -> str | None:
-    """Return the method or attribute that a new field would replace, in words; None if none."""
+    """Return the method or attribute that a new field would replace, in words, or None."""
     name = field.name
     default = getattr(field.default, "fget", field.default)
     if getattr(default, "__qualname__", "").startswith(f"{cls.__qualname__}."):

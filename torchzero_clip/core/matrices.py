@@ -89,8 +89,8 @@ class Matrices:
 
         Args:
             lists: Lists of tensors like the parameters.
-            function: Called with a stack, and for each list with its matrices, which the function
-                may write.
+            function: Called with a stack, and with its matrices from each list, which the function
+                may change in place.
             some: The indices of the parameters to process, or None for all.
         """
         where = self.where if some is None else list(some)
@@ -116,7 +116,7 @@ class Matrices:
     def batches(self, where: Sequence[int]) -> list[Stack]:
         """Return the matrices of some parameters that this rank owns, as stacks.
 
-        Matrices share a stack if they have one shape and their state follows each other in memory.
+        Matrices share a stack if they have one shape and their state is contiguous in memory.
         If the rule does not accept stacks, each stack is a single matrix.
         """
         places = self._places(where)

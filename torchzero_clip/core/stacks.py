@@ -111,7 +111,7 @@ class Stack(NamedTuple):
         return stack if self.stacked else stack[0]
 
     def give(self, result: Tensor, blocks: dict[int, dict[int, Tensor]]) -> None:
-        """Put the rows of a result into `blocks`, under a parameter and its first matrix here."""
+        """Put the rows of a result into `blocks`, by parameter and by first matrix in the stack."""
         runs = list(self._runs())
         if not result.is_cpu:  # one copy here instead of a copy for each part later
             result = result.contiguous()

@@ -228,7 +228,7 @@ class Transform(Description):
         return {**scalars_of_model(self), **self.init_group()}
 
     def ways(self, name: str, param: Tensor) -> Sequence[int] | None:
-        """Return the indices of the transforms inside this one that process a parameter.
+        """Return the indices of the inner transforms that process a parameter.
 
         Return None if the parameter does not reach the links after this one. `explain` calls it.
         """
@@ -361,9 +361,10 @@ class TensorwiseTransform(Transform):
         return f"in its first step and every {every} steps" if every > 1 else "in every step"
 
     def rows_of(self, name: str, param: Tensor) -> Sequence[int]:
-        """Return the number of rows of each matrix in a parameter, as (first dim, all others).
+        """Return the number of rows of each matrix in a parameter.
 
-        Return an empty list for a parameter that is no matrix.
+        The rows are along the first dim, and all other dims are columns. Return an empty list for a
+        parameter that is no matrix.
         """
         return [len(param)] if param.dim() > 1 and param.numel() else []
 

@@ -64,7 +64,7 @@ class Nearest:
         self.store(i, target, at, x.sub_(u, alpha=a))
 
     def follows(self, i: int, t: Tensor) -> bool:
-        """Return whether `at` is enough to find the parts of a tensor like the i-th."""
+        """Return whether `at` alone locates the parts of a tensor like the i-th."""
         return not self.beside or self.beside[i].is_contiguous()
 
     def _beside(self, i: int, t: Tensor, at: int | None) -> Tensor:

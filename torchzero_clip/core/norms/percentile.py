@@ -19,7 +19,7 @@ DIGIT = 16  # bits that are counted at a time
 
 @as_one_operator
 def percentile(tensors: Sequence[Tensor], p: float | Tensor) -> Tensor:
-    """Return the p-th percentile of all absolute values: one of the values, the nearest below."""
+    """Return the p-th percentile of all absolute values, rounded down to one of the values."""
     last = sum([t.numel() for t in tensors]) - 1
     if last > PIECE // 2 and readable(tensors[0]) and all_real(list(tensors)):
         return _counted(tensors, int(float(p) * last / 100))

@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def collective(form: Callable[..., Tensor]) -> Callable[[F], F]:
-    """Make a function of a tensor and a process group a collective.
+    """Turn a function of a tensor and a process group into a collective.
 
     A TorchFunctionMode receives one call for the whole function. `form` has the same arguments, and
     returns a tensor like the result without communication.

@@ -84,7 +84,10 @@ def owners_of(
 def owners(
     costs: Sequence[float], ranks: Sequence[int], known: Sequence[int | None] | None = None
 ) -> list[int]:
-    """Return the owners: each tensor, the most expensive first, goes to the least loaded rank."""
+    """Return the owner of each tensor.
+
+    The most expensive tensors are assigned first, each to the rank with the least load.
+    """
     chosen = list(known or [None] * len(costs))
     load = {k: sum([c for c, r in zip(costs, chosen, strict=True) if r == k]) for k in ranks}
     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
