@@ -169,10 +169,12 @@ def verdicts(table):
 
 
 def private(wanted):
-    """The table of the names that torch calls its own."""
-    names = module("torchzero_clip.core.torch_private").NAMES
-    rows = [f"| `{name}` | {told.use} | {told.without} |" for name, told in names.items()]
-    return "\n".join(["| name | what it is for | without it |", "|---|---|---|", *rows])
+    """Return the table of the private names of torch, and of those that a version may not have."""
+    private = module("torchzero_clip.core.torch_private")
+    rows = [f"| `{name}` | {use} |" for name, use in private.NAMES.items()]
+    rows += ["", "| name that a supported version may not have | what happens |", "|---|---|"]
+    rows += [f"| `{name}` | {text} |" for name, text in private.WITHOUT.items()]
+    return "\n".join(["| name | use |", "|---|---|", *rows])
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The contract: what an author writes, and what a step passes through."""
+"""The base classes of rules, and the objects that a step passes through them."""
 
 from torchzero_clip.core.annotation import Live
 from torchzero_clip.core.bucket import Bucket, count_step, in_buckets, keep_number

@@ -1,4 +1,4 @@
-"""Annotations of fields: which are live, and what may stand in them."""
+"""The annotations of fields: which fields are live, and which values a field allows."""
 
 from __future__ import annotations
 
@@ -29,12 +29,24 @@ T = TypeVar("T")
 MARK = "torchzero_clip.Live"
 NAMES = re.compile(r"\b(Live|Within|NonNegative|Positive|AtLeastOne|Share|Fraction|Whole|Count)\b")
 Live = Annotated[T, MARK]
-"""`beta: Live[float]` is a hyperparameter that lives in `param_groups` and is read every step."""
+"""The annotation of a live hyperparameter, such as `beta: Live[float]`.
+
+The optimizer stores it in `param_groups` and reads it in every step, so parameter groups and
+schedulers can change it. Other fields are fixed at construction.
+"""
 
 
 class Allowed(NamedTuple):
-    """What may stand in a field: a number, each in a tuple of `length`, a truth, a function, or one
-    of some choices.
+    """The values that a field allows.
+
+    Attributes:
+        python_type: float, int, bool or Callable.
+        optional: Whether None is allowed as well.
+        bounds: The bounds of the number.
+        length: The number of elements if the value is a tuple. The other attributes then describe
+            each element.
+        choices: The allowed values, if the field allows only some. The other attributes are then
+            not used.
     """
 
     python_type: Any = None
@@ -48,30 +60,32 @@ class Allowed(NamedTuple):
             return f"one of {list(self.choices)}"
         if self.python_type is bool:
             return "True, False or None" if self.optional else "True or False"
-        bounds = str(self.bounds or "")
         kind = {int: "an integer", Callable: "a function"}.get(self.python_type, "a number")
+        bounds = str(self.bounds or "")
         if self.length is not None:
-            kind = f"{self.length} numbers" + ", each" * bool(bounds)
-        return f"{kind} {bounds}".rstrip() + " or None" * self.optional
+            kind = f"{self.length} numbers"
+            if bounds:
+                kind += ", each"
+        if bounds:
+            kind += f" {bounds}"
+        return f"{kind} or None" if self.optional else kind
 
     def error(self, value: Any) -> type[Exception] | None:
-        """The error that a value is, if it may not stand there."""
+        """Return the class of the error to raise for a value, or None if the value is allowed."""
         if self.length is not None:
-            if not isinstance(value, (tuple, list)):
-                return TypeError
-            errors = [self._replace(length=None).error(x) for x in value]
-            return ValueError if len(value) != self.length else next(filter(None, errors), None)
+            return self._error_of_tuple(value, self.length)
         if self.optional and value is None:
             return None
         if self.choices:
             same = [value is x or (type(value) is type(x) and value == x) for x in self.choices]
             return None if any(same) else ValueError
-        if self.python_type in (bool, Callable):
-            fits = callable(value) if self.python_type is Callable else isinstance(value, bool)
-            return None if fits else TypeError
+        if self.python_type is Callable:
+            return None if callable(value) else TypeError
+        if self.python_type is bool:
+            return None if isinstance(value, bool) else TypeError
         if isinstance(value, Tensor) and value.numel() == 1:
             if value.device.type != "cpu" or torch.compiler.is_compiling():
-                return None  # reading it would wait for the device
+                return None  # to read the value would synchronize with the device
             value = value.item()
         if isinstance(value, bool) or not isinstance(value, (int, self.python_type)):
             return TypeError
@@ -79,8 +93,16 @@ class Allowed(NamedTuple):
             return ValueError
         return None if (self.bounds or Within()).holds(value) else ValueError
 
+    def _error_of_tuple(self, value: Any, length: int) -> type[Exception] | None:
+        if not isinstance(value, (tuple, list)):
+            return TypeError
+        if len(value) != length:
+            return ValueError
+        errors = [self._replace(length=None).error(x) for x in value]
+        return next(filter(None, errors), None)
+
     def _fits(self, value: int) -> bool:
-        """Whether torch can compute with an integer, as the type that the annotation names."""
+        """Return whether torch can store an integer in the type of the annotation."""
         if self.python_type is int:
             return -(2**63) <= value < 2**63
         try:
@@ -91,34 +113,38 @@ class Allowed(NamedTuple):
 
 
 def read(cls: type, name: str, hint: Any) -> tuple[bool, Allowed | None]:
-    """Whether a field is live, and what its annotation says may stand in it, if it does."""
+    """Return whether a field is live, and the values that its annotation allows.
+
+    The second value is None if the library cannot check the annotation.
+    """
     hint = _evaluated(cls, hint)
     inside = list(_leaves(hint))
-    live, said = MARK in _marks(hint), f"{cls.__name__}: the annotation of '{name}'"
+    live = MARK in _marks(hint)
+    field = f"{cls.__name__}: the annotation of '{name}'"
     unread = isinstance(hint, str) and NAMES.search(hint)
     if unread or (live and any([hasattr(x, "__forward_arg__") for x in inside])):
         raise TypeError(
-            f"{said}, {hint}, cannot be evaluated, so that its bounds would not be checked: "
+            f"{field}, {hint}, cannot be evaluated, so that its bounds would not be checked: "
             "have all that it names at the top of the module, and not under TYPE_CHECKING alone"
         )
     if not live and any([x is MARK for x in inside]):
         raise TypeError(
-            f"{said} has Live inside another type; write Live around the whole, as in "
+            f"{field} has Live inside another type; write Live around the whole, as in "
             "Live[float | None]"
         )
     kind = kind_of(hint)
     if kind is None and any([isinstance(x, Within) for x in inside]):
         raise TypeError(
-            f"{said}, {hint}, has bounds where none are checked: give them to a number, which may "
+            f"{field}, {hint}, has bounds where none are checked: give them to a number, which may "
             "be None, or the same to each entry of a tuple, as in tuple[Share, Share]"
         )
     return live, kind
 
 
 def _evaluated(cls: type, hint: Any) -> Any:
-    """Return an annotation without text in it, if all that it names is in the module of the class.
+    """Return an annotation without strings in it, if the module of the class has all its names.
 
-    Under `from __future__ import annotations`, one that is quoted as well is text in text.
+    Under `from __future__ import annotations`, a quoted annotation is a string inside a string.
     """
     if isinstance(hint, str) or any([hasattr(x, "__forward_arg__") for x in _leaves(hint)]):
         asked = SimpleNamespace(__annotations__={"field": hint})
@@ -129,43 +155,49 @@ def _evaluated(cls: type, hint: Any) -> Any:
 
 
 def kind_of(hint: Any) -> Allowed | None:
-    """What an annotation says, where it says float, int, bool, Callable or Literal, or bounds in a
-    tuple.
+    """Return the values that an annotation allows, or None if the library cannot check them.
+
+    It can check float, int, bool, Callable, Literal, and tuples of equal bounds.
     """
-    inner, outer = _apart(hint)
+    inner, outer_bounds = _apart(hint)
     options = get_args(inner) if get_origin(inner) in (Union, UnionType) else (inner,)
-    some = [option for option in options if option is not type(None)]
-    if len(some) != 1:
+    types = [option for option in options if option is not type(None)]
+    if len(types) != 1:
         return None
-    python_type, bounds = _apart(some[0])
-    optional, bounds = len(options) > 1, bounds or outer
+    python_type, bounds = _apart(types[0])
+    bounds = bounds or outer_bounds
+    optional = len(options) > 1
     if get_origin(python_type) is Literal:
-        return Allowed(optional=optional, choices=(*[None] * optional, *get_args(python_type)))
+        choices = get_args(python_type)
+        return Allowed(optional=optional, choices=(None, *choices) if optional else choices)
     if Callable in (python_type, get_origin(python_type)):
         return Allowed(Callable, optional)
     if python_type in (float, int, bool):
         return Allowed(python_type, optional, bounds)
-    each = [kind_of(x) for x in get_args(python_type)] if get_origin(python_type) is tuple else []
-    known = {kind and kind._replace(optional=False) for kind in each}
-    one = known.pop() if len(known) == 1 else None
-    if one is None or one.bounds is None:
+    if get_origin(python_type) is not tuple:
         return None
-    optional = any([kind is not None and kind.optional for kind in each])
-    return one._replace(optional=optional, length=len(each))
+    elements = [kind_of(x) for x in get_args(python_type)]
+    known = {kind and kind._replace(optional=False) for kind in elements}
+    element = known.pop() if len(known) == 1 else None
+    if element is None or element.bounds is None:
+        return None
+    optional = any([kind is not None and kind.optional for kind in elements])
+    return element._replace(optional=optional, length=len(elements))
 
 
 def _apart(hint: Any) -> tuple[Any, Within | None]:
-    """A type without its marks, and the bounds among these."""
+    """Return a type without its marks, and the bounds in these marks."""
     bounds = [mark for mark in _marks(hint) if isinstance(mark, Within)]
     return hint.__origin__ if _marks(hint) else hint, next(iter(bounds), None)
 
 
 def _marks(hint: Any) -> tuple[Any, ...]:
+    """Return what `Annotated` adds to a type."""
     return hint.__metadata__ if get_origin(hint) is Annotated else ()
 
 
 def _leaves(hint: Any) -> Iterator[Any]:
-    """An annotation and all that stands in it."""
+    """Yield an annotation and everything inside it."""
     yield hint
     for inner in get_args(hint):
         yield from _leaves(inner)

@@ -1,4 +1,4 @@
-"""Bounds of numbers, as annotations say them: `eps: Live[NonNegative]`."""
+"""Bounds of numbers in annotations, such as `eps: Live[NonNegative]`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from typing import Annotated
 class Within:
     """The bounds of a number, as in `share: Annotated[float, Within(at_least=0, below=1)]`.
 
-    They are checked where arguments and live values are read.
+    The library checks them at construction, and when a parameter group gets another value.
+
+    Args:
+        at_least: The smallest allowed number.
+        above: A number that the value must be larger than.
+        below: A number that the value must be smaller than.
+        at_most: The largest allowed number.
     """
 
     at_least: float = -math.inf
@@ -20,7 +26,7 @@ class Within:
     at_most: float = math.inf
 
     def holds(self, x: float) -> bool:
-        """Whether a number is within them; infinity is, where there is no bound."""
+        """Return whether a number is within the bounds. Without a bound, infinity is."""
         above = x > self.above or self.above == -math.inf
         below = x < self.below or self.below == math.inf
         return self.at_least <= x <= self.at_most and above and below
@@ -37,10 +43,10 @@ Positive = Annotated[float, Within(above=0)]
 AtLeastOne = Annotated[float, Within(at_least=1)]
 """A number of at least 1."""
 Share = Annotated[float, Within(at_least=0, below=1)]
-"""A number of at least 0 and below 1, as the memory of an average has."""
+"""A number of at least 0 and below 1, such as the decay rate of an average."""
 Fraction = Annotated[float, Within(at_least=0, at_most=1)]
 """A number of at least 0 and at most 1."""
 Whole = Annotated[int, Within(at_least=0)]
-"""A whole number of at least 0."""
+"""An integer of at least 0."""
 Count = Annotated[int, Within(at_least=1)]
-"""A whole number of at least 1."""
+"""An integer of at least 1."""

@@ -1,4 +1,4 @@
-"""A chain as plain data and back: names, numbers, lists and dicts that JSON can hold."""
+"""Configs: a chain as plain data (names, numbers, lists and dicts that JSON can hold), and back."""
 
 from __future__ import annotations
 
@@ -17,19 +17,9 @@ from torchzero_clip.core.names import hint
 
 
 def to_config(value: Any) -> Any:
-    """Plain data for a description, or for a value that may be an argument of one."""
+    """Return plain data for a description, or for the value of an argument."""
     if isinstance(value, Description):
-        kind, inside = type(value).__name__, getattr(value, "links", None)
-        arguments = {name: to_config(arg) for name, arg in value.arguments().items()}
-        if inside is None:
-            return {"type": kind, **arguments}
-        links = [to_config(link) for link in inside]
-        taken = inspect.signature(type(value)).parameters.values()
-        preset = not any(p.kind is p.VAR_POSITIONAL for p in taken)  # it makes its links itself
-        kind = "Chain" if preset else kind
-        if kind == "Chain" and links and not arguments:  # an empty list is an empty tuple
-            return links
-        return {"type": kind, "links": links, **arguments}
+        return _config_of(value)
     if isinstance(value, Tensor):
         return to_config(value.item())
     if isinstance(value, float) and not math.isfinite(value):
@@ -46,11 +36,27 @@ def to_config(value: Any) -> Any:
     raise TypeError(f"a config holds numbers, text, functions and transforms, got {value!r}")
 
 
-def from_config(config: Any) -> Any:
-    """The description that `to_config` gave, or that was written by hand.
+def _config_of(description: Description) -> Any:
+    """Return plain data for a description: a list for a chain with links and no arguments."""
+    kind = type(description).__name__
+    arguments = {name: to_config(arg) for name, arg in description.arguments().items()}
+    links = getattr(description, "links", None)
+    if links is None:
+        return {"type": kind, **arguments}
+    configs = [to_config(link) for link in links]
+    parameters = inspect.signature(type(description)).parameters.values()
+    if not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        kind = "Chain"  # the constructor of this class makes the links itself
+    if kind == "Chain" and configs and not arguments:  # an empty list reads as an empty tuple
+        return configs
+    return {"type": kind, "links": configs, **arguments}
 
-    A transform is `{"type": "ClipNorm", "max_norm": 1.0}`, the bare name, or a (name, arguments)
-    pair; a chain is a list of those.
+
+def from_config(config: Any) -> Any:
+    """Return the description for a config that `to_config` made, or that was written by hand.
+
+    A transform is `{"type": "ClipNorm", "max_norm": 1.0}`, a bare name, or a (name, arguments)
+    pair. A chain is a list of transforms.
     """
     if isinstance(config, Description):
         return config
@@ -70,7 +76,7 @@ def from_config(config: Any) -> Any:
 
 
 def make(name: str, arguments: Mapping[str, Any], links: Iterable[Any] = ()) -> Any:
-    """A description by the name of its class, with arguments and links as plain data."""
+    """Return a description by the name of its class, from arguments and links as plain data."""
     inside = [from_config(link) for link in links]
     values = {key: _value(arg) for key, arg in arguments.items()}
     if name not in Description.registry:
@@ -88,7 +94,7 @@ def make(name: str, arguments: Mapping[str, Any], links: Iterable[Any] = ()) -> 
 
 
 def _value(config: Any) -> Any:
-    """An argument from plain data: marked dicts become the values that `to_config` marked."""
+    """Return the value of an argument. The dicts that `to_config` marked become what they mark."""
     row = is_row(config) and not isinstance(config, tuple)
     if _has_type(config) or (row and _reads_as_chain(config)):
         return from_config(config)
@@ -106,7 +112,7 @@ def _value(config: Any) -> Any:
 
 
 def _reads_as_chain(items: Sequence[Any]) -> bool:
-    """Whether a list as an argument means a chain, since all in it mean transforms."""
+    """Return whether a list in an argument is a chain: all its items mean transforms."""
     return bool(items) and all(_is_transform(item) for item in items)
 
 
@@ -121,16 +127,19 @@ def _has_type(config: Any) -> bool:
 
 
 def _is_pair(config: Any) -> bool:
+    """Return whether this is a name with arguments, and not a chain of two links."""
     named = is_row(config) and len(config) == 2 and isinstance(config[0], str)
-    return named and isinstance(config[1], Mapping) and "type" not in config[1]  # else two links
+    return named and isinstance(config[1], Mapping) and "type" not in config[1]
 
 
 def _address(function: Any) -> str:
+    """Return the module and the name of a function, such as "torch.nn.functional:relu"."""
     module = getattr(function, "__module__", None)
-    for name in (getattr(function, key, None) for key in ("__qualname__", "__name__")):
+    for attribute in ("__qualname__", "__name__"):
+        address = f"{module}:{getattr(function, attribute, None)}"
         try:
-            if _function(f"{module}:{name}") is function:
-                return f"{module}:{name}"
+            if _function(address) is function:
+                return address
         except (ImportError, AttributeError):
             continue
     raise TypeError(

@@ -1,4 +1,4 @@
-"""Description: a transform before it runs, a dataclass whose fields are its arguments."""
+"""Description: the base class of transforms and criteria, a dataclass of their arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 import inspect
 import itertools
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import Self, dataclass_transform
@@ -27,33 +27,42 @@ from torchzero_clip.core.live_reads import refuse_live_reads
 from torchzero_clip.core.names import hint
 
 RESERVED = frozenset({"params", "param_names", "grads", "chain"})
-ON_NORMS = ("clip", "norm_group")  # what a group says to rules about norms
+"""The keys of parameter groups that no hyperparameter may have."""
+ON_NORMS = ("clip", "norm_group")
+"""The keys of parameter groups that rules about norms read."""
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(dataclasses.field,))
 class Description:
-    """Subclasses become dataclasses: annotated fields are the arguments, `check` validates them.
+    """The arguments of a transform, before it runs.
 
-    Objects are immutable and hold no state, so one object may serve several optimizers.
+    Subclasses become dataclasses. Their annotated fields are the arguments, and `check` validates
+    them. Objects are immutable and hold no state, so several optimizers can share one object.
     """
 
     registry: ClassVar[dict[str, type[Description]]] = {}
+    """All subclasses by name."""
     live: ClassVar[tuple[str, ...]] = ()
+    """The names of the live hyperparameters."""
     borrows: ClassVar[tuple[tuple[str, str, int | None], ...]] = ()
-    """Live values that are those of another link where they are None: the name, the name there, and
-    which entry of it, or None."""
+    """Hyperparameters that are taken from another link if they are None.
+
+    Each is a tuple of the name, the name in the other link, and an index if the value there is a
+    tuple (None otherwise).
+    """
     open_fields: ClassVar[tuple[str, ...]] = ()
-    """Attributes that a subclass may declare as fields, to make them arguments; no others."""
+    """Attributes of this class that a subclass may declare as fields, to make them arguments."""
     pure: ClassVar[bool] = False
-    """Set in a class whose `update`, `limit` and the like hang on their arguments alone, and branch
-    on no value: with compile=True its steps may be replayed. Classes that inherit say so anew."""
+    """True if methods such as `update` and `limit` depend only on their arguments, and never branch
+    on a value. With `compile=True` the steps of such a class can be replayed. A subclass does not
+    inherit this attribute, so it must set it again."""
     impure: ClassVar[str] = ""
-    """Set in a class that cannot be pure: why, and what to do where steps shall be replayed."""
+    """The reason why a class cannot be pure, and what to do if its steps should be replayed."""
     asks: ClassVar[tuple[str, ...]] = ()
-    """Fields that are functions, and are asked through `Notes.ask`."""
-    _kinds: ClassVar[dict[str, Allowed]] = {}  # of fields that are numbers or truths
+    """Fields that are functions and are called through `Notes.ask`."""
+    _kinds: ClassVar[dict[str, Allowed]] = {}  # the allowed values of fields that can be checked
     _own_init: ClassVar[bool] = False
-    _finished = False  # whether it is checked, and may no longer change
+    _finished = False  # whether the object is checked and may no longer change
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
@@ -63,7 +72,7 @@ class Description:
         inherited = dict(getattr(cls, "__dataclass_fields__", {}))
         dataclasses.dataclass(eq=False, repr=False, init=not cls._own_init)(cls)
         fields = {f.name: f for f in dataclasses.fields(cls)}
-        cls.__dataclass_fields__ = fields  # without ClassVars, which would give fields their place
+        cls.__dataclass_fields__ = fields  # without ClassVars, whose order subclasses would inherit
         own = [f for name, f in fields.items() if inherited.get(name) is not f]
         for field in own:
             if holder := _name_taken(cls, field):
@@ -71,22 +80,15 @@ class Description:
                     f"{cls.__name__}: the field '{field.name}' has the name of {holder}; "
                     "call it something else"
                 )
-        said = {field.name: read(cls, field.name, field.type) for field in own}
-        live = [name for name, (lives, _) in said.items() if lives]
-        if taken := {*RESERVED, *ON_NORMS}.intersection(live):
-            raise TypeError(f"{cls.__name__}: '{min(taken)}' is taken in param_groups")
-        cls.live = (*[name for name in cls.live if name not in said], *live)
-        kinds = {**cls._kinds, **{name: kind for name, (_, kind) in said.items()}}
-        cls._kinds = {name: kind for name, kind in kinds.items() if kind is not None}
+        _read_annotations(cls, own)
         refuse_live_reads(cls, cls.live)
-        known, ours = cls.registry.setdefault(cls.__name__, cls), __name__.partition(".")[0]
-        if cls.__module__.startswith(ours) or not known.__module__.startswith(ours):
-            cls.registry[cls.__name__] = cls  # a class elsewhere does not change what rules name
+        _register(cls)
         _check_after_init(cls)
 
     def check(self) -> None:
-        """Raise ValueError or TypeError for arguments that make no sense together; annotations say
-        what each may be, as `require` does.
+        """Raise ValueError or TypeError if the arguments do not fit together.
+
+        The library has already checked each argument against its annotation.
         """
 
     def require(
@@ -98,40 +100,51 @@ class Description:
         length: int | None = None,
         **bounds: float,
     ) -> None:
-        """Raise a sentence unless the argument, or each of `length` of them, is within bounds.
+        """Raise an error unless an argument is a number within bounds.
 
-        `bounds` are `at_least`, `above`, `below`, `at_most`; `optional` is for None, in place of
-        the argument or of one of those. Annotations say the same.
+        An annotation such as `Annotated[float, Within(above=1)]` has the same effect.
+
+        Args:
+            name: The name of the argument.
+            integer: Whether the number must be an integer.
+            optional: Whether None is allowed as well.
+            length: The number of elements, if the argument must be a tuple of such numbers.
+            **bounds: The arguments of `Within`: `at_least`, `above`, `below`, `at_most`.
         """
         self._require(name, Allowed(int if integer else float, optional, Within(**bounds), length))
 
     def require_one_of(self, name: str, choices: tuple[Any, ...]) -> None:
-        """Raise a sentence unless the argument is one of the choices."""
+        """Raise an error unless the argument is one of the choices."""
         self._require(name, Allowed(choices=choices))
 
     def _require(self, name: str, kind: Allowed) -> None:
         value = getattr(self, name)
-        if (error := kind.error(value)) is not None:  # to show a tensor is to read it
+        if (error := kind.error(value)) is not None:  # the message may read a tensor on the host
             raise error(f"{type(self).__name__}: {name} must be {kind}, got {got(value)}")
 
     def _check_all(self) -> None:
-        """Arguments are what their annotations say before `check` asks them; numbers without bounds
-        are such, whatever it looks at.
+        """Check all arguments against their annotations, and call `check`.
+
+        Numbers without bounds are checked after `check`, whose error messages are more specific.
         """
-        kinds = self._kinds.items()
-        numbers = [name for name, x in kinds if x.bounds is None and x.python_type in (float, int)]
-        for name, kind in kinds:
-            if name not in numbers:
+        last: list[str] = []
+        for name, kind in self._kinds.items():
+            if kind.bounds is None and kind.python_type in (float, int):
+                last.append(name)
+            else:
                 self._require(name, kind)
         self.check()
-        for name in numbers:
+        for name in last:
             self._require(name, self._kinds[name])
 
     def with_values(self, values: Mapping[str, Any]) -> Self:
-        """A checked copy with other values in some fields; itself for its own numbers."""
-        held = [getattr(self, name) for name in values]
-        own = all(map(operator.is_, held, values.values()))
-        if own and all([isinstance(x, (int, float)) for x in held]):
+        """Return a checked copy with other values in some fields.
+
+        Return the object itself if all values are the numbers that it already has.
+        """
+        current = [getattr(self, name) for name in values]
+        same = all(map(operator.is_, current, values.values()))
+        if same and all([isinstance(x, (int, float)) for x in current]):
             return self
         other = copy.copy(self)
         vars(other).update(values)
@@ -139,7 +152,7 @@ class Description:
         return other
 
     def children(self) -> Iterator[tuple[str | None, Description]]:
-        """The descriptions inside this one, each with the label that names it, if any."""
+        """Yield the descriptions inside this one, each with its label, or None if it has none."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Description):
@@ -150,13 +163,16 @@ class Description:
                 yield from ((str(k), v) for k, v in value.items() if isinstance(v, Description))
 
     def walk(self) -> Iterator[Description]:
-        """This description and all inside it."""
+        """Yield this description and all descriptions inside it."""
         yield self
         for _, child in self.children():
             yield from child.walk()
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other has the same class and arguments; functions and tensors must be one."""
+        """Return whether the other object has the same class and equal arguments.
+
+        Functions and tensors are equal only if they are one object.
+        """
         if type(self) is not type(other):
             return NotImplemented
         names = type(self).__dataclass_fields__
@@ -177,12 +193,12 @@ class Description:
         super().__setattr__(name, value)
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments, other than defaults, that make an equal object."""
-        taken = {f.name for f in dataclasses.fields(self) if f.init}
-        return {name: value for name, value in self.not_default().items() if name in taken}
+        """Return the arguments that make an equal object, without the defaults."""
+        accepted = {f.name for f in dataclasses.fields(self) if f.init}
+        return {name: value for name, value in self.not_default().items() if name in accepted}
 
     def not_default(self) -> dict[str, Any]:
-        """The fields whose value is not their default."""
+        """Return the fields whose value is not the default."""
         values = {f: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {f.name: value for f, value in values.items() if not is_default(f, value)}
 
@@ -191,38 +207,66 @@ class Description:
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
+def _read_annotations(cls: type[Description], own: list[dataclasses.Field[Any]]) -> None:
+    """Set which fields of a class are live, and which values they allow; `own` are its new fields.
+
+    A new field replaces an inherited field of the same name.
+    """
+    kinds: dict[str, Allowed | None] = dict(cls._kinds)
+    live: list[str] = []
+    for field in own:
+        is_live, kinds[field.name] = read(cls, field.name, field.type)
+        if is_live:
+            live.append(field.name)
+    if taken := {*RESERVED, *ON_NORMS}.intersection(live):
+        raise TypeError(f"{cls.__name__}: '{min(taken)}' is taken in param_groups")
+    names = [field.name for field in own]
+    cls.live = (*[name for name in cls.live if name not in names], *live)
+    cls._kinds = {name: kind for name, kind in kinds.items() if kind is not None}
+
+
+def _register(cls: type[Description]) -> None:
+    """Add a class to the registry. A class of the user does not replace a class of the library."""
+    library = __name__.partition(".")[0]
+    known = cls.registry.get(cls.__name__, cls)
+    if cls.__module__.startswith(library) or not known.__module__.startswith(library):
+        cls.registry[cls.__name__] = cls
+
+
 def _check_after_init(cls: type[Description]) -> None:
-    """Wrap `cls.__init__` so that the finished object is checked, once, and then sealed."""
+    """Wrap `cls.__init__` so that it checks the finished object once and makes it immutable."""
     init: Any = cls.__init__
-    takes_all = init.__code__.co_flags & inspect.CO_VARKEYWORDS
+    accepts_all = init.__code__.co_flags & inspect.CO_VARKEYWORDS
 
     @functools.wraps(init)
     def checked(self: Description, *args: Any, **kwargs: Any) -> None:
-        for name in () if takes_all else kwargs:
+        for name in () if accepts_all else kwargs:
             if name not in _arguments(init):
                 why = unannotated(cls, name)
-                told = f"there is no argument {name!r}: {why}" if why else ""
-                told = told or no_argument(init, name, cls.open_fields)
-                raise TypeError(f"{cls.__name__}: {told}")
+                if why:
+                    why = f"there is no argument {name!r}: {why}"
+                else:
+                    why = no_argument(init, name, cls.open_fields)
+                raise TypeError(f"{cls.__name__}: {why}")
         init(self, *args, **kwargs)
         if type(self) is cls:
             for field in dataclasses.fields(cls):
-                kept = live_value if field.name in cls.live else python_number
-                vars(self)[field.name] = kept(getattr(self, field.name))
+                convert = live_value if field.name in cls.live else python_number
+                vars(self)[field.name] = convert(getattr(self, field.name))
             self._check_all()
             vars(self)["_finished"] = True
 
     cls.__init__ = checked  # type: ignore[method-assign, assignment]
 
 
-def _arguments(init: Any) -> list[str]:
-    """The names that a constructor takes."""
+def _arguments(init: Callable[..., Any]) -> list[str]:
+    """Return the names that a constructor accepts."""
     code = inspect.unwrap(init).__code__
     return list(code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount])
 
 
-def no_argument(init: Any, name: str, open_fields: tuple[str, ...] = ()) -> str:
-    """What to say of a name that a constructor does not take."""
+def no_argument(init: Callable[..., Any], name: str, open_fields: tuple[str, ...] = ()) -> str:
+    """Return the error message for a name that a constructor does not accept."""
     known = _arguments(init)
     if name in open_fields:
         return f"there is no argument {name!r}, which its class may declare; it takes {known}"
@@ -235,9 +279,9 @@ def no_argument(init: Any, name: str, open_fields: tuple[str, ...] = ()) -> str:
 
 
 def unannotated(cls: type, name: str) -> str:
-    """Return what to write if a class has an attribute that an annotation would make an argument.
+    """Return the line to write if an attribute of a class lacks the annotation of an argument.
 
-    It is empty for other names.
+    Return an empty string for other names.
     """
     owner = next((base for base in cls.__mro__ if name in vars(base)), None)
     if owner is None or owner.__module__.partition(".")[0] == __name__.partition(".")[0]:
@@ -254,16 +298,20 @@ def unannotated(cls: type, name: str) -> str:
 
 
 def class_with(argument: str) -> str:
-    """The name of our class that takes such an argument before its others, for advice."""
+    """Return the name of the class of the library to suggest for an argument.
+
+    It is the class that has the argument first, and that has the fewest arguments.
+    """
     ours = [c for c in Description.registry.values() if c.__module__.startswith("torchzero_clip.")]
-    having = [(c.__name__, [*c.__dataclass_fields__]) for c in ours]
-    found = [(own.index(argument), len(own), name) for name, own in having if argument in own]
+    fields = [(c.__name__, list(c.__dataclass_fields__)) for c in ours]
+    found = [(own.index(argument), len(own), name) for name, own in fields if argument in own]
     return min(found, default=(0, 0, "a link"))[2]
 
 
 def _name_taken(cls: type[Description], field: dataclasses.Field[Any]) -> str | None:
-    """What else a new field's name stands for, in words: it would take the place of that."""
-    name, default = field.name, getattr(field.default, "fget", field.default)
+    """Return the method or attribute that a new field would replace, in words, or None."""
+    name = field.name
+    default = getattr(field.default, "fget", field.default)
     if getattr(default, "__qualname__", "").startswith(f"{cls.__qualname__}."):
         return f"a method of {cls.__name__}"  # the class body gave its name to both
     bases = cls.__mro__[1:]

@@ -1,4 +1,4 @@
-"""Link: a transform at its place in an optimizer."""
+"""A link: a transform at its place in an optimizer."""
 
 from __future__ import annotations
 
@@ -12,52 +12,52 @@ from torch import Tensor
 from torchzero_clip.core.engine import Group
 from torchzero_clip.core.state import state_dtype, statistic
 
-GIVEN = ("step", "loss", "grads", "param")
-"""What a transform may read in `group` that is no live value."""
+NO_HYPERPARAMETERS = ("step", "loss", "grads", "param")
+"""The names in `reads` that are not hyperparameters of another link."""
 
 
 class Link:
-    """A transform at its place: the path that names its state, and its keys in `param_groups`.
+    """A transform with its place in a chain: the path in its state names, and its group keys.
 
     Args:
-        transform: A Transform, or a Description that one holds, such as a criterion.
-        path: The names from the chain to here, as in "Masked/ClipNorm".
+        transform: A Transform, or another Description inside one, such as a criterion.
+        path: The names from the chain to this link, such as "Masked/ClipNorm".
         children: The links of the descriptions inside the transform.
-        narrow: Whether float32 state in the shape of a parameter is kept in bfloat16.
+        narrow: Whether float32 state in the shape of the parameters is stored in bfloat16.
     """
 
     def __init__(
         self, transform: Any, path: str, children: tuple[Link, ...], narrow: bool = False
     ) -> None:
         self.transform = transform
-        # what buckets are sent through; `release` and `explain` put another here
+        # the object that buckets are sent through; `release` and `explain` replace it
         self.acts = transform
-        self.path, self.number = path, zlib.crc32(path.encode())
+        self.path = path
+        self.number = zlib.crc32(path.encode())
         self.children = children
-        self.transforms = hasattr(transform, "step")  # buckets are sent through no other
+        self.transforms = hasattr(transform, "step")  # buckets are sent through no other objects
         self.numbered = self.transforms and (
-            "loss" in transform.reads or bool(numbers_of_model(transform) | transform.init_group())
+            "loss" in transform.reads or bool(scalars_of_model(transform) | transform.init_group())
         )
         self.narrow = narrow
         self.keys: dict[str, str] = {}  # field -> key in param_groups; filled by GroupKeys
-        self.read: dict[str, Link] = {}  # live value of another -> the link that owns it
+        self.read: dict[str, Link] = {}  # hyperparameter of another link -> that link
         self.tops: tuple[Link, ...] = ()  # the links of the whole chain; filled by `bind`
         self._state_names: dict[Any, dict[str, bool]] = {}
 
     def walk(self) -> Iterator[Link]:
-        """This link and all inside it."""
+        """Yield this link and all links inside it."""
         yield self
         for child in self.children:
             yield from child.walk()
 
     def values(self, settings: Mapping[str, Any]) -> Group:
-        """The live values in one group; those of the links inside under their names."""
-        owners = {**dict.fromkeys(self.keys, self), **self.read}
-        values = {name: settings[x.keys[name]] for name, x in owners.items()}
-        for name in [name for name, value in values.items() if type(value) is int]:
-            kind = owners[name].transform._kinds.get(name)  # 1 for a float is 1.0 to engines
-            if kind is not None and kind.python_type is float:
-                values[name] = float(values[name])
+        """Return the live values in one group; values of links inside are under their names."""
+        values = {name: settings[key] for name, key in self.keys.items()}
+        for name, owner in self.read.items():
+            values[name] = settings[owner.keys[name]]
+        if int in map(type, values.values()):
+            self._make_floats(values)
         for name, other, at in self.transform.borrows:
             if values[name] is None:
                 values[name] = values[other] if at is None else values[other][at]
@@ -65,8 +65,15 @@ class Link:
             values[child.path.rpartition("/")[2]] = child.values(settings)
         return values
 
+    def _make_floats(self, values: Group) -> None:
+        """Make integers floats where a float is annotated, since 1 means 1.0 there."""
+        for name in [name for name, value in values.items() if type(value) is int]:
+            kind = self.read.get(name, self).transform._kinds.get(name)
+            if kind is not None and kind.python_type is float:
+                values[name] = float(values[name])
+
     def check_names(self, what: str, made: Any, known: Mapping[str, Any]) -> None:
-        """Raise a sentence unless what a method returned is a dict with names that are known."""
+        """Raise KeyError unless the result of a rule's method is a dict with known names."""
         if not (isinstance(made, Mapping) and made.keys() <= known.keys()):
             raise KeyError(
                 f"{self.path}: the {what} must be a dict with names of {list(known)}, got {made!r}"
@@ -75,18 +82,19 @@ class Link:
     # ------------------------------------------------------------------ its state
 
     def state_names(self, param: Tensor) -> dict[str, bool]:
-        """The names that `init` makes for a parameter, and whether their tensors have its shape.
+        """Return the names that `init` makes, and whether each tensor has the parameter's shape.
 
-        A number has the shape of one without dims too, so an example with many is asked first.
+        For a parameter without dims, a scalar also has the parameter's shape. So `init` is asked
+        for an example with four dims first.
         """
         kind = param.shape, param.dtype
         if kind not in self._state_names:
-            mine = self._names(torch.empty(param.shape, dtype=param.dtype, device="meta"))
+            names = self._names(torch.empty(param.shape, dtype=param.dtype, device="meta"))
             try:
                 usual = self._names(torch.empty(2, 3, 5, 7, dtype=param.dtype, device="meta"))
-            except Exception:  # a rule for matrices alone, say
+            except Exception:  # for example a rule that accepts only matrices
                 usual = {}
-            self._state_names[kind] = {name: usual.get(name, like) for name, like in mine.items()}
+            self._state_names[kind] = {name: usual.get(name, like) for name, like in names.items()}
         return self._state_names[kind]
 
     def _names(self, example: Tensor) -> dict[str, bool]:
@@ -97,25 +105,26 @@ class Link:
         }
 
     def rounds(self, param: Tensor) -> bool:
-        """Whether it has state in the shape of a parameter that is kept in bfloat16."""
+        """Return whether the link stores state in the shape of a parameter in bfloat16."""
         return self.narrow and self.transforms and any(self.state_names(param).values())
 
     def new_state(self, param: Tensor) -> dict[str, Tensor]:
-        """The state of one parameter that `init` makes, under its full keys."""
+        """Return the state that `init` makes for one parameter, under its full keys."""
         return self._full(self.acts.init(param), param)
 
     def layout(self, param: Tensor) -> dict[str, Tensor]:
-        """The state that the link may have for one parameter, as tensors without memory."""
+        """Return all state that the link may have for one parameter, as tensors without memory."""
         if not self.transforms:
             return {}
         thin = torch.empty_like(param, device="meta")
         return self._full(self.acts.per_parameter(thin), thin)
 
     def group_values(self) -> dict[str, Any]:
-        """The values that the link's state in the chain dict of a group begins with."""
+        """Return the initial values of the link's state in the chain dict of a group."""
         return self.acts.per_group() if self.transforms else {}
 
     def _full(self, made: Mapping[str, Any], param: Tensor) -> dict[str, Tensor]:
+        """Return state under its full keys, in the dtypes in which it is stored."""
         full = {
             f"{self.path}/{name}": _widened(statistic(value, param), param)
             for name, value in made.items()
@@ -137,12 +146,14 @@ def _widened(value: Tensor, param: Tensor) -> Tensor:
     return value.to(state_dtype(param)) if value.dtype == param.dtype else value
 
 
-def numbers_of_model(tfm: Any) -> dict[str, float]:
-    """The numbers that are kept once for all groups: those of `init_model`, and the count."""
-    return {**({"step": 0.0} if "step" in tfm.reads else {}), **tfm.init_model()}
+def scalars_of_model(tfm: Any) -> dict[str, float]:
+    """Return the initial model-wide scalars of a transform: from `init_model`, and its steps."""
+    steps = {"step": 0.0} if "step" in tfm.reads else {}
+    return {**steps, **tfm.init_model()}
 
 
 def read_elsewhere(tfm: Any) -> list[str]:
-    """The live values of other links that a transform reads."""
+    """Return the names of the hyperparameters of other links that a transform reads."""
     borrowed = [other for name, other, _ in tfm.borrows if getattr(tfm, name) is None]
-    return borrowed + [name for name in getattr(tfm, "reads", ()) if name not in GIVEN]
+    reads = getattr(tfm, "reads", ())
+    return borrowed + [name for name in reads if name not in NO_HYPERPARAMETERS]

@@ -31,8 +31,8 @@ def refuse_live_reads(cls: type, live: Collection[str]) -> None:
     because a subclass may declare one of their fields as live.
     """
     for method in GIVEN_GROUP:
-        found = inspect.getattr_static(cls, method, None)
-        function = inspect.unwrap(found) if callable(found) else None
+        attribute = inspect.getattr_static(cls, method, None)
+        function = inspect.unwrap(attribute) if callable(attribute) else None
         if not inspect.isfunction(function) or not function.__code__.co_argcount:
             continue
         code = function.__code__
@@ -46,7 +46,7 @@ def refuse_live_reads(cls: type, live: Collection[str]) -> None:
 
 def attributes_of(code: CodeType, variable: str, wanted: Set[str]) -> Iterator[str]:
     """Yield the wanted attributes that code reads of a variable, also in inner functions."""
-    if not wanted.isdisjoint(code.co_names):  # a quick look: a rule that is right ends here
+    if not wanted.isdisjoint(code.co_names):  # most rules end here
         steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
         for loaded, used in itertools.pairwise(steps):
             reads = used.opname in ("LOAD_ATTR", "LOAD_METHOD") and used.argval in wanted
@@ -59,6 +59,6 @@ def attributes_of(code: CodeType, variable: str, wanted: Set[str]) -> Iterator[s
 
 
 def _loads(step: dis.Instruction, variable: str) -> bool:
-    """Whether an instruction ends by loading the variable: since 3.13 one may load two."""
+    """Return whether an instruction loads the variable last. Since Python 3.13 it may load two."""
     name = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
     return name == variable and ("LOAD_FAST" in step.opname or step.opname == "LOAD_DEREF")

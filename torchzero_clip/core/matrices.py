@@ -1,4 +1,4 @@
-"""Matrices: those of a bucket, each with its state on the rank that owns it, and work on them."""
+"""Matrices: the matrices of a bucket, with state that the owner of each parameter stores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torchzero_clip.core.stacks import (
     follows,
     joined,
     share,
-    side_by_side,
+    stacked_state,
     stands_alone,
 )
 from torchzero_clip.core.state import statistic_dtype
@@ -32,7 +32,7 @@ from torchzero_clip.core.tensor_kinds import is_sharded
 
 
 class StateForm(NamedTuple):
-    """What a tensor of state is like, and its key."""
+    """The key of a tensor of state, and its shape, dtype and device."""
 
     key: str
     shape: torch.Size
@@ -41,21 +41,28 @@ class StateForm(NamedTuple):
 
 
 class Matrices:
-    """The matrices of a bucket as the link sees it that keeps state of them.
+    """The matrices of a bucket, for a link that has state of matrices.
+
+    The constructor makes missing state, and brings loaded state to its owner.
 
     Args:
-        bucket: The bucket. State that is missing is made, and what was loaded goes to its owner.
-        count: The number of the step, at a link that refreshes.
+        bucket: The bucket, as the link sees it.
+        count: The number of this step, for a link that refreshes state.
 
     Attributes:
-        where: The parameters that are matrices, or several.
-        mine: For each of them whose owner is this rank, the state of its matrices.
-        taken: Flags on the device: whether matrices took new state, which is finite then.
-        stacked: Whether the rule takes matrices of one shape as a stack.
+        where: The indices of the parameters that are one matrix or several.
+        mine: For each of these parameters that this rank owns, the state of its matrices.
+        owners: The rank that owns each of these parameters, or None if every rank has it.
+        rows: For each parameter, the numbers of rows of its matrices.
+        taken: Flags on the device: whether matrices have taken their new state, which must be
+            finite.
+        stacked: Whether the rule accepts matrices of one shape as a stack.
     """
 
     def __init__(self, bucket: Bucket, count: int = 0) -> None:
-        self.bucket, self.rule, self.count = bucket, bucket.bound.transform, count
+        self.bucket = bucket
+        self.rule = bucket.bound.transform
+        self.count = count
         once = bucket.step.roster.once
         self.rows, self.forms = once((bucket.cohort, bucket.bound.path), lambda: _forms(bucket))
         self.where = [i for i, rows in enumerate(self.rows) if rows]
@@ -64,8 +71,8 @@ class Matrices:
         self.stacked = bool(vars(type(self.rule)).get("batched", False))
         self.owners = dict(zip(self.where, self._owners(), strict=True))
         self._settle()
-        self.mine = {i: self._memories(i) for i in self.where if self._is_mine(i)}
-        if self.where and not self.mine:  # every rank tells how many it kept, also of none
+        self.mine = {i: self._states(i) for i in self.where if self._is_mine(i)}
+        if self.where and not self.mine:  # a rank that owns nothing records flags as well
             self.taken.append(torch.ones(1, dtype=torch.bool, device=bucket.device))
         if self.stacked:
             self._share()
@@ -76,185 +83,206 @@ class Matrices:
         function: Callable[[Stack, list[Tensor]], Tensor],
         some: Sequence[int] | None = None,
     ) -> list[Tensor]:
-        """The first list with what a function made of every matrix, by its owner.
+        """Call a function for every matrix on its owner, and return results like the parameters.
+
+        Tensors without matrices are returned from the first list as they are.
 
         Args:
             lists: Lists of tensors like the parameters.
-            function: Called with a batch, and with its matrices of each list, which may be
-                written: stacked where the rule takes stacks.
-            some: The places of the parameters that it is called for, unless it is all.
+            function: Called with a stack, and with its matrices from each list, which the function
+                may change in place.
+            some: The indices of the parameters to process, or None for all.
         """
         where = self.where if some is None else list(some)
         layouts = [self.layouts[i] for i in where]
 
-        def work(here: list[int], *whole: list[Tensor]) -> list[Tensor]:
-            mine = [where[k] for k in here]
-            lists = [dict(zip(mine, row, strict=True)) for row in whole]
+        def work(chosen: list[int], *whole: list[Tensor]) -> list[Tensor]:
+            here = [where[k] for k in chosen]
+            tensors = [dict(zip(here, row, strict=True)) for row in whole]
             blocks: dict[int, dict[int, Tensor]] = {}
-            for batch in self.batches(mine):
-                batch.give(function(batch, [batch.cut(row, self.rows) for row in lists]), blocks)
-            return [joined(blocks[i], lists[0][i]) for i in mine]
+            for batch in self.batches(here):
+                pieces = [batch.cut(row, self.rows) for row in tensors]
+                batch.give(function(batch, pieces), blocks)
+            return [joined(blocks[i], tensors[0][i]) for i in here]
 
         chosen = [[row[i] for i in where] for row in lists]
         if any(layouts):
             results = by_owners(chosen, layouts, [self.owners[i] for i in where], work)
         else:
             results = work(list(range(len(where))), *chosen)
-        made = dict(zip(where, results, strict=True))
-        return [made.get(i, t) for i, t in enumerate(lists[0])]
+        by_index = dict(zip(where, results, strict=True))
+        return [by_index.get(i, t) for i, t in enumerate(lists[0])]
 
     def batches(self, where: Sequence[int]) -> list[Stack]:
-        """The matrices of some parameters that are owned here: those of one form whose state lies
-        side by side together, where the rule takes stacks, and otherwise each by itself.
+        """Return the matrices of some parameters that this rank owns, as stacks.
+
+        Matrices share a stack if they have one shape and their state is contiguous in memory.
+        If the rule does not accept stacks, each stack is a single matrix.
         """
-        every = self._of(where)
-        states = list(map(self._state, every))
+        places = self._places(where)
+        states = list(map(self._state, places))
 
         def joins(before: int, k: int) -> bool:
             return self.stacked and follows(states[k], states[before])
 
-        kinds = [(self._kind(i, b), self.begins(i)) for i, b in every]
-        return [self._batch([every[k] for k in run]) for run in batches(kinds, joins=joins)]
+        kinds = [(self._kind(i, b), self.begins(i)) for i, b in places]
+        return [self._stack([places[k] for k in run]) for run in batches(kinds, joins=joins)]
 
-    def _batch(self, run: list[MatrixPlace]) -> Stack:
-        rows = list(map(self._state, run))
-        state = side_by_side(rows) if self.stacked else rows[0]
-        return Stack(run, state, self.begins(run[0][0]), self.stacked)
+    def _stack(self, places: list[MatrixPlace]) -> Stack:
+        states = list(map(self._state, places))
+        state = stacked_state(states) if self.stacked else states[0]
+        return Stack(places, state, self.begins(places[0][0]), self.stacked)
 
     def keep(self, batch: Stack, new: Mapping[str, Tensor]) -> Tensor | None:
-        """Take new values of matrices' state: all, or of one where any is not finite none.
+        """Take new values of the state of a stack, for the matrices whose values are all finite.
 
-        Returns whether they were taken, as a flag on the device, or one for each of a stack.
+        Returns whether they were taken: a flag on the device, or a flag for each matrix if the rule
+        accepts stacks.
         """
         if not new:
             return None
         self.bucket.bound.check_names("state that comes back", new, batch.state)
         taken = finite(list(new.values()), batch.stacked)
         for name, t in new.items():
-            held = batch.state[name]
-            flag = taken.view(*taken.shape, *[1] * (held.dim() - taken.dim()))
-            torch.where(flag, t.expand_as(held), held, out=held)
+            old = batch.state[name]
+            flag = taken.view(*taken.shape, *[1] * (old.dim() - taken.dim()))
+            torch.where(flag, t.expand_as(old), old, out=old)
         self.taken.append(taken)
         return taken
 
     def begins(self, i: int) -> bool:
-        """Whether this is the first step of a parameter here, which is known on the host."""
+        """Return whether this is the first step of a parameter at this link."""
         return not self.bucket.param_states[i].get(f"{self.bucket.bound.path}/{BEGUN}")
 
     def begin(self) -> None:
-        """Note that all of them have begun."""
+        """Note that all parameters have had their first step."""
         for i in self.where:
             self.bucket.param_states[i][f"{self.bucket.bound.path}/{BEGUN}"] = 1
 
     def due(self, i: int) -> bool:
-        """Whether a parameter is refreshed in this step: its first, and those of the link."""
+        """Return whether a parameter refreshes in this step."""
         turn = self.bucket.cohort.places[i] if getattr(self.rule, "stagger", False) else 0
         return self.begins(i) or self.rule.is_due(self.count - 1 + turn)
 
-    # ------------------------------------------------------------------ where it lies
+    # ------------------------------------------------------------------ owners
 
     def _is_mine(self, i: int) -> bool:
         owner = self.owners[i]
         return owner is None or owner == torch.distributed.get_rank()
 
     def _owners(self) -> list[int | None]:
-        """The owner of each, as its state says; those without are shared out."""
+        """Return the owner of each parameter: the rank that has its state, or a new one."""
         layouts = [self.layouts[i] for i in self.where]
         if not any(layouts):
             return [None] * len(layouts)
-        rows = [(self.bucket.param_states[i], self._forms(i)) for i in self.where]
-        held = [owner_of(state.get(forms[0].key)) if forms else None for state, forms in rows]
-        return owners_of(layouts, [self._cost(i) for i in self.where], held)
+        known: list[int | None] = []
+        for i in self.where:
+            forms = self._state_forms(i)
+            known.append(owner_of(self.bucket.param_states[i].get(forms[0].key)) if forms else None)
+        return owners_of(layouts, [self._cost(i) for i in self.where], known)
 
     def _cost(self, i: int) -> float:
-        """What a parameter is to its owner: operations, and entries of state."""
-        param, rows = self.bucket.originals[i], self.rows[i]
-        columns = param.numel() // sum(rows)
+        """Return what a parameter costs its owner: operations, and elements of state."""
+        rows = self.rows[i]
+        columns = _columns(self.bucket.originals[i], rows)
         products = 2.0 * sum([r * columns * (r + columns) for r in rows])
-        entries = sum([math.prod(form.shape) for form in self._forms(i)])
-        return (self.rule.operations(param) or products) + entries
+        elements = sum([math.prod(form.shape) for form in self._state_forms(i)])
+        return (self.rule.operations(self.bucket.originals[i]) or products) + elements
 
-    def _forms(self, i: int) -> list[StateForm]:
-        """The form of all state of a parameter."""
-        return [form for each in self.forms[i] for form in each.values()]
+    def _state_forms(self, i: int) -> list[StateForm]:
+        """Return the forms of all state of a parameter."""
+        return [form for forms in self.forms[i] for form in forms.values()]
+
+    # ------------------------------------------------------------------ state
 
     def _settle(self) -> None:
-        """Make the state that is missing, and bring what was loaded to its owner."""
-        come: list[tuple[dict[str, Any], str, Layout, int | None]] = []
+        """Make the state that is missing, and bring loaded state to its owner."""
+        loaded: list[tuple[dict[str, Any], str]] = []  # state in even parts on all ranks
+        layouts: list[Layout] = []
+        owners: list[int | None] = []
         for i in self.where:
-            state, owner, mine = self.bucket.param_states[i], self.owners[i], self._is_mine(i)
-            forms = self._forms(i)
-            lacks = any([like.key not in state for like in forms])
-            new = self._made(i, mine) if lacks else state
-            for like in forms:
-                held = new[like.key]
-                if is_sharded(held) and owner_of(held) is None:
-                    come.append((state, like.key, evenly(self.layouts[i], like.shape), owner))
-                elif held is not None and held.shape != like.shape:
+            state = self.bucket.param_states[i]
+            owner = self.owners[i]
+            forms = self._state_forms(i)
+            lacks = any([form.key not in state for form in forms])
+            new = self._initial(i) if lacks else state
+            for form in forms:
+                t = new[form.key]
+                if is_sharded(t) and owner_of(t) is None:
+                    loaded.append((state, form.key))
+                    layouts.append(evenly(self.layouts[i], form.shape))
+                    owners.append(owner)
+                elif t is not None and t.shape != form.shape:
                     raise ValueError(
-                        f"{like.key!r} has shape {tuple(held.shape)}, and the matrix asks for "
-                        f"{tuple(like.shape)}: delete optimizer.state[p] to begin anew"
+                        f"{form.key!r} has shape {tuple(t.shape)}, and the matrix asks for "
+                        f"{tuple(form.shape)}: delete optimizer.state[p] to begin anew"
                     )
-                elif owner is None or owner_of(held) is not None:
-                    state[like.key] = held
+                elif owner is None or owner_of(t) is not None:
+                    state[form.key] = t
                 else:
-                    state[like.key] = hold(held if mine else None, like, owner)
-        parts = [state[key] for state, key, _, _ in come]
-        whole = collect(parts, [row[2] for row in come], [row[3] for row in come])
-        for (state, key, _, _), t in zip(come, whole, strict=True):
+                    state[form.key] = hold(t if self._is_mine(i) else None, form, owner)
+        parts = [state[key] for state, key in loaded]
+        for (state, key), t in zip(loaded, collect(parts, layouts, owners), strict=True):
             state[key] = t
 
-    def _made(self, i: int, mine: bool) -> dict[str, Any]:
-        """The state that a parameter begins with, where its owner is here."""
+    def _initial(self, i: int) -> dict[str, Any]:
+        """Return the initial state of a parameter. It is None on ranks that do not own it."""
         if self.rule.refreshes:
             self.bucket.param_states[i].setdefault(f"{self.bucket.bound.path}/{BEGUN}", 0)
-        forms = self._forms(i)
-        if not mine:
+        forms = self._state_forms(i)
+        if not self._is_mine(i):
             return {form.key: None for form in forms}
-        columns = self.bucket.originals[i].numel() // sum(self.rows[i])
+        rows = self.rows[i]
+        columns = _columns(self.bucket.originals[i], rows)
         with torch.device(self.bucket.device):
-            made = [t for r in self.rows[i] for t in self.rule.init_matrix(r, columns).values()]
-        rows = zip(forms, made, strict=True)
-        return {form.key: t.to(form.device, form.dtype) for form, t in rows}
+            tensors = [t for r in rows for t in self.rule.init_matrix(r, columns).values()]
+        both = zip(forms, tensors, strict=True)
+        return {form.key: t.to(form.device, form.dtype) for form, t in both}
 
     def _kind(self, i: int, b: int) -> Any:
-        """What matrices have in common that may be in one batch."""
-        param, rows = self.bucket.originals[i], self.rows[i]
-        shape = param.shape if self.layouts[i] else None  # they go to owners together
-        return rows[b], param.numel() // sum(rows), shape
+        """Return what matrices of one batch have in common."""
+        param = self.bucket.originals[i]
+        rows = self.rows[i]
+        shape = param.shape if self.layouts[i] else None  # an exchange has parameters of one shape
+        return rows[b], _columns(param, rows), shape
 
-    def _of(self, where: Iterable[int]) -> list[MatrixPlace]:
-        """The matrices of some parameters that are owned here."""
+    def _places(self, where: Iterable[int]) -> list[MatrixPlace]:
+        """Return the places of the matrices of some parameters that this rank owns."""
         return [(i, b) for i in where for b in range(len(self.mine[i]))]
 
     def _state(self, place: MatrixPlace) -> MatrixState:
         return self.mine[place[0]][place[1]]
 
     def _share(self) -> None:
-        """Bring state that stands alone side by side, so that no step needs to copy it."""
-        alone = [place for place in self._of(self.mine) if stands_alone(self._state(place))]
+        """Move state that has memory of its own into shared memory, so that no step copies it."""
+        alone = [place for place in self._places(self.mine) if stands_alone(self._state(place))]
         kinds = [self._kind(*place) for place in alone]
-        entries = [sum(map(Tensor.numel, self._state(place).values())) for place in alone]
-        sizes = [high * wide + n for (high, wide, _), n in zip(kinds, entries, strict=True)]
+        elements = [sum(map(Tensor.numel, self._state(place).values())) for place in alone]
+        sizes = [high * wide + n for (high, wide, _), n in zip(kinds, elements, strict=True)]
         most = MOST_ON_CPU if self.bucket.device.type == "cpu" else MOST
-        for some in batches(kinds, sizes, most):
-            places = [alone[k] for k in some]
-            moved = share(list(map(self._state, places))) if len(some) > 1 else []
-            for place, state in zip(places, moved, strict=False):
-                self._move(place, state)
+        for batch in batches(kinds, sizes, most):
+            if len(batch) > 1:
+                places = [alone[k] for k in batch]
+                states = share(list(map(self._state, places)))
+                for place, state in zip(places, states, strict=True):
+                    self._move(place, state)
 
     def _move(self, place: MatrixPlace, state: MatrixState) -> None:
-        """Hold the state of a matrix in other memory."""
+        """Replace the state of a matrix by the same values in other memory."""
         i, b = place
-        for name, like in self.forms[i][b].items():
-            owner = owner_of(self.bucket.param_states[i][like.key])
+        for name, form in self.forms[i][b].items():
+            owner = owner_of(self.bucket.param_states[i][form.key])
             t = state[name]
-            self.bucket.param_states[i][like.key] = t if owner is None else hold(t, like, owner)
+            self.bucket.param_states[i][form.key] = t if owner is None else hold(t, form, owner)
         self.mine[i][b] = state
 
-    def _memories(self, i: int) -> list[MatrixState]:
-        forms, held = self.forms[i], self.bucket.param_states[i]
-        return [{name: local(held[form.key]) for name, form in each.items()} for each in forms]
+    def _states(self, i: int) -> list[MatrixState]:
+        """Return the state of each matrix of a parameter, as plain tensors."""
+        stored = self.bucket.param_states[i]
+        return [
+            {name: local(stored[form.key]) for name, form in forms.items()}
+            for forms in self.forms[i]
+        ]
 
 
 def matrix_key(path: str, name: str, b: int) -> str:
@@ -262,26 +290,31 @@ def matrix_key(path: str, name: str, b: int) -> str:
     return f"{path}/{name}_{b + 1}" if b else f"{path}/{name}"
 
 
+def _columns(param: Tensor, rows: Sequence[int]) -> int:
+    """Return the number of columns of the matrices of a parameter."""
+    return param.numel() // sum(rows)
+
+
 def _forms(bucket: Bucket) -> tuple[list[list[int]], list[list[dict[str, StateForm]]]]:
-    """The rows of the matrices of each parameter, and the form of their state."""
+    """Return the numbers of rows of each parameter's matrices, and the forms of their state."""
     named = zip(bucket.names, bucket.originals, strict=True)
     rows = [list(bucket.bound.transform.rows_of(name or "", p)) for name, p in named]
-    each = zip(bucket.originals, rows, strict=True)
-    return rows, [[_form(bucket, p, cut, b) for b in range(len(cut))] for p, cut in each]
+    both = zip(bucket.originals, rows, strict=True)
+    return rows, [[_form(bucket, p, cut, b) for b in range(len(cut))] for p, cut in both]
 
 
 def _form(bucket: Bucket, p: Tensor, rows: list[int], b: int) -> dict[str, StateForm]:
-    """The form of the state of the b-th matrix of a parameter."""
-    form, path, rule = {}, bucket.bound.path, bucket.bound.transform
+    """Return the forms of the state of the b-th matrix of a parameter, by name."""
+    path = bucket.bound.path
     with torch.device("meta"):
-        made = rule.init_matrix(rows[b], p.numel() // sum(rows))
-    for name, t in made.items():
+        state = bucket.bound.transform.init_matrix(rows[b], _columns(p, rows))
+    forms: dict[str, StateForm] = {}
+    for name, t in state.items():
         if not t.dim():
             raise ValueError(
                 f"{path}: init_matrix makes a number for {name!r}: give it the shape "
                 "(1,), since state of an owner is kept in parts"
             )
         dtype = statistic_dtype(p) if t.is_floating_point() else t.dtype
-        key = matrix_key(path, name, b)
-        form[name] = StateForm(key, t.shape, dtype, p.device)
-    return form
+        forms[name] = StateForm(matrix_key(path, name, b), t.shape, dtype, p.device)
+    return forms

@@ -1,4 +1,4 @@
-"""Matrix steps: what a rule with state of matrices does in a step."""
+"""The steps of rules that keep state of matrices."""
 
 from __future__ import annotations
 
@@ -16,42 +16,40 @@ from torchzero_clip.core.tensorlist import TensorList
 
 
 class OfMatrices(Wrapped):
-    """A rule of matrices as engines take it: it learns, is refreshed if that is due, and acts."""
+    """A rule that observes matrices, refreshes their state if that is due, and updates them."""
 
     def __init__(self, matrices: Matrices) -> None:
         self.matrices = matrices
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        matrices, rule = self.matrices, self.matrices.rule
-        reads = "param" in rule.reads
+        matrices = self.matrices
+        rule = matrices.rule
         live = {name: x for name, x in group.items() if name not in ("params", "grads")}
+        params = [group["params"].tensors] if "param" in rule.reads else []
 
-        def one(batch: Stack, pieces: list[Tensor]) -> Tensor:
-            mine = {**live, "first": rule.refreshes and batch.begins}
-            mine |= {"param": pieces[1]} if reads else {}
-            matrices.keep(batch, rule.observe_matrix(pieces[0], batch.state, mine))
+        def process(batch: Stack, pieces: list[Tensor]) -> Tensor:
+            of_batch = {**live, "first": rule.refreshes and batch.begins}
+            if params:
+                of_batch["param"] = pieces[1]
+            matrices.keep(batch, rule.observe_matrix(pieces[0], batch.state, of_batch))
             for some in batch.parts(matrices.due) if rule.refreshes else ():
                 part = batch.part(some)
-                theirs = {"param": pieces[1][some]} if reads and batch.stacked else {}
-                matrices.keep(part, rule.refresh_matrix(part.state, mine | theirs))
-            return rule.update_tensor(pieces[0], batch.state, mine)
+                of_part = dict(of_batch)
+                if params and batch.stacked:
+                    of_part["param"] = pieces[1][some]
+                matrices.keep(part, rule.refresh_matrix(part.state, of_part))
+            return rule.update_tensor(pieces[0], batch.state, of_batch)
 
         u = u.own()
-        beside = [group["params"].tensors] if reads else []
-        return u.copy_(TensorList(matrices.over([u.tensors, *beside], one)))
-
-
-def count(rule: Any, buckets: Sequence[Bucket], by: int = 1) -> int:
-    """The number of the step of a rule that is refreshed now and then."""
-    return count_step(buckets, "refreshed", by) if rule.refreshes else 0
+        return u.copy_(TensorList(matrices.over([u.tensors, *params], process)))
 
 
 def step_matrices(rule: Any, buckets: list[Bucket]) -> list[Bucket]:
-    """The step of a rule with state of matrices."""
+    """Do a step of a rule with state of matrices."""
     taken: list[Tensor] = []
-    now = count(rule, buckets)
+    count = _count(rule, buckets)
     for bucket in buckets:
-        matrices = Matrices(bucket, now)
+        matrices = Matrices(bucket, count)
         for batch in matrices.batches(list(matrices.mine)):
             bucket.step.skip.hold(list(batch.state.values()))
         u = bucket.u.to(bucket.state_dtype)
@@ -65,7 +63,7 @@ def step_matrices(rule: Any, buckets: list[Bucket]) -> list[Bucket]:
 
 def prepare_matrices(rule: Any, buckets: list[Bucket]) -> None:
     """Make the state that a step of the rule would make."""
-    count(rule, buckets, by=0)
+    _count(rule, buckets, by=0)
     for bucket in buckets:
         Matrices(bucket)
 
@@ -77,9 +75,15 @@ def record_unknown(buckets: Sequence[Bucket]) -> None:
         buckets[0].step.record[buckets[0].bound.path] = {"kept": unknown}
 
 
+def _count(rule: Any, buckets: Sequence[Bucket], by: int = 1) -> int:
+    """Return the number of this step, for a rule that refreshes state."""
+    return count_step(buckets, "refreshed", by) if rule.refreshes else 0
+
+
 def record(buckets: Sequence[Bucket], taken: Sequence[Tensor]) -> None:
-    """Tell `metrics()` how many matrices of this rank kept their state since the new was not
-    finite.
+    """Record how many matrices of this rank kept their old state, for `metrics()`.
+
+    A matrix keeps its old state if a new value is not finite.
     """
     if taken:
         flags = torch.cat([flag.view(-1).to(buckets[0].device) for flag in taken])

@@ -1,4 +1,4 @@
-"""Numbers: what a link keeps once for a group or for the model, and the loss of the step."""
+"""Scalars that a link keeps once per group or once for the model, and the loss of the step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.engine import Group
-from torchzero_clip.core.link import numbers_of_model
+from torchzero_clip.core.link import scalars_of_model
 from torchzero_clip.core.small_tensors import copies, shares
 from torchzero_clip.core.tensor_kinds import wide
 from torchzero_clip.core.torch_private import foreach
@@ -18,70 +18,76 @@ from torchzero_clip.core.transform import Transform
 if TYPE_CHECKING:
     from torchzero_clip.core.bucket import Bucket
 
+MODEL = -1  # stands for the index of a group in the keys of model-wide scalars
+
 
 class Numbers:
-    """The numbers that a link keeps once: 0-dim tensors in float64 on the device.
+    """The per-group and model-wide scalars of a link: 0-dim tensors in float64 on the device.
 
-    They lie in the chain dicts of the groups, those of the model in every one. What is set here is
-    kept by `store`, unless the step is skipped.
+    They are stored in the chain dicts of the parameter groups; each dict has the model-wide scalars
+    as well. Put new values into `model` or `groups`, and call `store`, which keeps them for the
+    next step unless a guard skips this one.
 
     Args:
-        buckets: Those that the link sees.
+        buckets: The buckets that the link receives.
 
     Attributes:
-        model: The numbers of the model, by name.
-        groups: Those of each group that has a gradient, by its index.
+        model: The model-wide scalars, by name.
+        groups: The per-group scalars by name, for the index of each group that has a gradient.
     """
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
-        self._buckets, self._step, self._link = buckets, buckets[0].step, buckets[0].bound
+        self._buckets = buckets
+        self._step = buckets[0].step
+        self._link = buckets[0].bound
         tfm = self._link.transform
-        self._held: dict[tuple[int, str], Tensor] = {}
-        self.model = self._loaded(range(len(self._step.groups)), numbers_of_model(tfm), -1)
+        self._stored: dict[tuple[int, str], Tensor] = {}
+        self.model = self._loaded(range(len(self._step.groups)), scalars_of_model(tfm), MODEL)
         indexes = sorted({bucket.cohort.index for bucket in buckets})
         self.groups = {i: self._loaded([i], tfm.init_group(), i) for i in indexes}
 
     def of(self, bucket: Bucket) -> dict[str, Tensor]:
-        """The numbers of the model and of a bucket's group, on its device."""
+        """Return the scalars of the model and of a bucket's group, on the bucket's device."""
         both = {**self.model, **self.groups[bucket.cohort.index]}
         return {name: x.to(bucket.device) for name, x in both.items()}
 
     def set(self, index: int | None, values: Mapping[str, Any]) -> None:
-        """Take new numbers of a group, or of the model."""
+        """Set new scalars of the group with an index, or model-wide scalars if it is None."""
         numbers = self.model if index is None else self.groups[index]
         self._link.check_names("numbers that come back", values, numbers)
         numbers.update(values)
 
     def store(self) -> None:
-        """Keep the numbers for the next step."""
-        step, path = self._step, self._link.path
-        rows: tuple[list[Tensor], list[Tensor]] = [], []
-        for (index, name), held in self._held.items():
-            new = (self.model if index < 0 else self.groups[index])[name]
-            new = new if isinstance(new, Tensor) else torch.full_like(held, new)
-            new = (new.reshape(()) if new.dim() else new).to(held.dtype)
+        """Keep the values in `model` and `groups` for the next step."""
+        step = self._step
+        stored: list[Tensor] = []
+        values: list[Tensor] = []
+        for (index, name), old in self._stored.items():
+            new = (self.model if index == MODEL else self.groups[index])[name]
+            new = new if isinstance(new, Tensor) else torch.full_like(old, new)
+            new = (new.reshape(()) if new.dim() else new).to(old.dtype)
             if step.skip:
-                new = torch.where(step.skip.on(held.device), held, new)
+                new = torch.where(step.skip.on(old.device), old, new)
             if not step.released:
-                rows[0].append(held)
-                rows[1].append(new)
+                stored.append(old)
+                values.append(new)
                 continue
-            for group in step.groups if index < 0 else [step.groups[index]]:
-                group["chain"][f"{path}/{name}"] = new
-        if rows[0]:
-            foreach("copy_", *rows)  # a write that AOTAutograd sees, unlike copy_
+            for group in step.groups if index == MODEL else [step.groups[index]]:
+                group["chain"][f"{self._link.path}/{name}"] = new
+        if stored:
+            foreach("copy_", stored, values)  # AOTAutograd does not see the write of `Tensor.copy_`
         self.show()
 
     def show(self) -> None:
-        """Leave the numbers for `metrics()` that the transform shows."""
+        """Record the scalars in `shown` for `metrics()`."""
         if shown := self._link.transform.shown:
             self._step.record[self._link.path] = {name: self.model[name] for name in shown}
 
     def advance(self) -> None:
-        """Bring the numbers to this step, as the transform says, and keep them."""
-        tfm, kind = self._link.transform, type(self._link.transform)
-        for_model = kind.advance_model is not Transform.advance_model
-        for_groups = kind.advance_group is not Transform.advance_group
+        """Compute and store the scalars of this step by the methods of the transform."""
+        tfm = self._link.transform
+        for_model = type(tfm).advance_model is not Transform.advance_model
+        for_groups = type(tfm).advance_group is not Transform.advance_group
         if not ("step" in tfm.reads or for_model or for_groups):
             return
         if "step" in tfm.reads:
@@ -96,41 +102,49 @@ class Numbers:
         self.store()
 
     def _live(self, index: int, device: torch.device) -> Group:
-        """The live values of a group, floats as tensors: no rule may branch on one."""
+        """Return the live hyperparameters of a group, with floats as tensors.
+
+        A rule cannot branch on the value of a tensor without a read on the host.
+        """
         values = self._link.values(self._step.groups[index])
         return {name: _on(device, value) for name, value in values.items()}
 
-    def _loaded(self, groups: Sequence[int], made: Mapping[str, float], index: int) -> Any:
-        """Copies of numbers that these groups hold together, made where they are missing."""
-        found = {name: self._find(groups, name, start) for name, start in made.items()}
-        self._held.update({(index, name): held for name, held in found.items()})
-        held = list(found.values())
-        copied = copies(held) if held and shares(held) else [x.clone() for x in held]
-        return dict(zip(found, copied, strict=True))
+    def _loaded(self, groups: Sequence[int], initial: Mapping[str, float], index: int) -> Any:
+        """Return copies of the scalars that all of these groups store. Missing scalars are made.
+
+        `index` is the index of the group, or MODEL.
+        """
+        stored = {name: self._find(groups, name, start) for name, start in initial.items()}
+        self._stored.update({(index, name): t for name, t in stored.items()})
+        tensors = list(stored.values())
+        copied = copies(tensors) if tensors and shares(tensors) else [t.clone() for t in tensors]
+        return dict(zip(stored, copied, strict=True))
 
     def _find(self, groups: Sequence[int], name: str, start: float) -> Tensor:
-        """The tensor of a number, which all of these groups hold."""
-        key, chains = f"{self._link.path}/{name}", [self._step.groups[i]["chain"] for i in groups]
+        """Return the tensor of a scalar, and store it in all of these groups."""
+        key = f"{self._link.path}/{name}"
+        chains = [self._step.groups[i]["chain"] for i in groups]
         devices = [b.device for b in self._buckets if b.cohort.index in groups]
-        held = next((x for x in [chain.get(key) for chain in chains] if x is not None), start)
-        if not isinstance(held, Tensor):
-            held = torch.full((), held, dtype=wide(devices[0]), device=devices[0])
-        if held.device not in devices or held.dtype != wide(held.device):
-            held = held.to(devices[0], wide(devices[0]))
+        value = next((x for x in [chain.get(key) for chain in chains] if x is not None), start)
+        if not isinstance(value, Tensor):
+            value = torch.full((), value, dtype=wide(devices[0]), device=devices[0])
+        if value.device not in devices or value.dtype != wide(value.device):
+            value = value.to(devices[0], wide(devices[0]))
         for chain in chains:
-            if chain.get(key) is not held:
+            if chain.get(key) is not value:
                 self._step.notes.made(f"{key} is made, once")
-                chain[key] = held
-        return held
+                chain[key] = value
+        return value
 
 
 def numbered(buckets: Sequence[Bucket], advance: bool) -> None:
-    """Give the buckets the numbers of their link, after this step if it is to `advance`."""
-    tfm, step = buckets[0].bound.transform, buckets[0].step
+    """Give the buckets the scalars of their link, after this step if it is to `advance`."""
+    tfm = buckets[0].bound.transform
+    step = buckets[0].step
     numbers = Numbers(buckets)
     if advance:
         numbers.advance()
-    elif step.only_names:  # a skipped step leaves them as they were
+    elif step.only_names:  # a skipped step leaves the scalars unchanged
         numbers.show()
     for bucket in buckets:
         bucket.numbers = numbers.of(bucket)
@@ -139,7 +153,7 @@ def numbered(buckets: Sequence[Bucket], advance: bool) -> None:
 
 
 def _on(device: torch.device, value: Any) -> Any:
-    """A live value with its floats as 0-dim tensors on a device."""
+    """Return a live hyperparameter with its floats as 0-dim tensors on a device."""
     if isinstance(value, tuple):
         return tuple([_on(device, x) for x in value])
     if type(value) is float:

@@ -53,7 +53,7 @@ def in_packs(
 def copies(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
     """New tensors with these values, in a dtype, or their own."""
     if dtype is None or dtype == tensors[0].dtype:
-        return list(torch_private.foreach("clone", list(tensors)))
+        return torch_private.clones(list(tensors))
     if not shares(tensors):
         return [t.to(dtype, copy=True) for t in tensors]
     made = [torch.empty_like(t, dtype=dtype) for t in tensors]

@@ -1,4 +1,4 @@
-"""Stacks: what is of one form is done in one call, and matrices have their state side by side."""
+"""Batches: things of one kind are processed in one call, such as matrices of one shape."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torchzero_clip.core.torch_private import base
 
 T = TypeVar("T")
 MatrixState: TypeAlias = "dict[str, Tensor]"
-"""The state of one matrix, or of a stack of them, by name."""
+"""The state of one matrix, or of a stack of matrices, by name."""
 MatrixPlace: TypeAlias = "tuple[int, int]"
-"""The place of a matrix: that of its parameter, and its own among the matrices of that."""
+"""The index of a parameter in its bucket, and the index of a matrix among its matrices."""
 
-MOST = 2**26  # entries of matrices and their state that share memory, taken a few times in a step
-MOST_ON_CPU = 2**19  # of which a few copies fit into the cache
-COUNT = 128  # parts that tensors are cut into where these are large
+MOST = 2**26  # elements of matrices and their state in one stack; a step copies them a few times
+MOST_ON_CPU = 2**19  # the same on CPU, where a few copies should fit into the cache
+PARTS = 128  # parts in which the elements of large tensors are processed
 
 
 def portion(tensors: Sequence[Tensor], least: int) -> int:
-    """The entries that go together: `least`, and of many more so many that there are few parts."""
-    return max(least, sum(map(Tensor.numel, tensors)) // COUNT)
+    """Return how many elements to process at once: `least`, and more if there are very many."""
+    return max(least, sum(map(Tensor.numel, tensors)) // PARTS)
 
 
 def batches(
@@ -35,40 +35,42 @@ def batches(
     most: float = math.inf,
     joins: Callable[[int, int], bool] | None = None,
 ) -> list[list[int]]:
-    """The places of what goes together, in the order in which batches begin.
+    """Return the indices of the items of each batch, in the order of the first items.
 
     Args:
-        kinds: What all of a batch have in common. A batch of another kind closes none.
-        sizes: The entries of each, of which a batch has no more than `most`; one may have more.
-        joins: Whether one may come behind another in a batch, by their places.
+        kinds: The kind of each item. Items of one batch have the same kind.
+        sizes: The size of each item.
+        most: The largest size of a batch. A single item may be larger.
+        joins: Whether an item may follow another item in a batch, by their indices.
     """
-    made: list[list[int]] = []
-    last: dict[Any, tuple[list[int], int]] = {}  # of each kind, and its entries
+    all_batches: list[list[int]] = []
+    open_batches: dict[Any, tuple[list[int], int]] = {}  # by kind, with their sizes
     for i, (kind, size) in enumerate(zip(kinds, sizes or [0] * len(kinds), strict=True)):
-        some, total = last.get(kind, ([], 0))
-        if not some or total + size > most or not (joins is None or joins(some[-1], i)):
-            some, total = [], 0
-            made.append(some)
-        some.append(i)
-        last[kind] = some, total + size
-    return made
+        batch, total = open_batches.get(kind, ([], 0))
+        if not batch or total + size > most or not (joins is None or joins(batch[-1], i)):
+            batch = []
+            total = 0
+            all_batches.append(batch)
+        batch.append(i)
+        open_batches[kind] = batch, total + size
+    return all_batches
 
 
 def in_order(batches: Iterable[list[int]], make: Callable[[list[int]], Iterable[T]]) -> list[T]:
-    """What is made of each place, by a call for each batch of them, in the order of the places."""
-    made = {i: x for some in batches for i, x in zip(some, make(some), strict=True)}
-    return [made[i] for i in range(len(made))]
+    """Call `make` for each batch, and return its results for all items in their order."""
+    results = {i: x for batch in batches for i, x in zip(batch, make(batch), strict=True)}
+    return [results[i] for i in range(len(results))]
 
 
 class Stack(NamedTuple):
-    """Matrices that a rule takes in one call.
+    """Matrices that a rule processes in one call.
 
     Attributes:
-        places: The place of each.
-        state: Their state, by name: of a rule that takes stacks with a first dim, an entry of it
-            for each matrix; otherwise that of the one matrix.
-        begins: Whether this is the first step of their parameters here.
-        stacked: Whether the rule takes stacks.
+        places: The place of each matrix.
+        state: The state of the matrices, by name. If `stacked`, its tensors have a first dim, with
+            an element for each matrix.
+        begins: Whether this is the first step of their parameters.
+        stacked: Whether the rule accepts stacks. Otherwise there is one matrix.
     """
 
     places: list[MatrixPlace]
@@ -77,14 +79,14 @@ class Stack(NamedTuple):
     stacked: bool
 
     def part(self, some: slice) -> Stack:
-        """Some of the matrices, which follow each other."""
+        """Return the stack of some of the matrices."""
         if len(self.places[some]) == len(self.places):
             return self
         state = {name: t[some] for name, t in self.state.items()}
         return self._replace(places=self.places[some], state=state)
 
     def parts(self, chosen: Callable[[int], bool]) -> Iterator[slice]:
-        """Where parameters are chosen, as slices of the matrices."""
+        """Yield the slices of matrices whose parameters are chosen."""
         begin = 0
         for is_chosen, run in groupby(self.places, lambda place: chosen(place[0])):
             end = begin + len(list(run))
@@ -93,50 +95,57 @@ class Stack(NamedTuple):
             begin = end
 
     def cut(self, tensors: dict[int, Tensor], rows: Sequence[list[int]]) -> Tensor:
-        """The matrices of tensors like the parameters, as the rule takes them."""
+        """Return these matrices of tensors like the parameters, as the rule receives them.
+
+        Args:
+            tensors: For each index of a parameter, a tensor like it.
+            rows: For each parameter, the numbers of rows of its matrices.
+        """
         parts = []
         for i, first, count in self._runs():
-            high, begin = rows[i][first], sum(rows[i][:first])
+            high = rows[i][first]
+            begin = sum(rows[i][:first])
             whole = tensors[i].reshape(sum(rows[i]), -1)
             parts.append(whole[begin : begin + count * high].view(count, high, -1))
         stack = parts[0] if len(parts) == 1 else torch.cat(parts)
         return stack if self.stacked else stack[0]
 
-    def give(self, made: Tensor, blocks: dict[int, dict[int, Tensor]]) -> None:
-        """Put rows that were made of the matrices under their parameters and first matrices."""
+    def give(self, result: Tensor, blocks: dict[int, dict[int, Tensor]]) -> None:
+        """Put the rows of a result into `blocks`, by parameter and by first matrix in the stack."""
         runs = list(self._runs())
-        if not made.is_cpu:  # once, for what takes many tensors as they lie
-            made = made.contiguous()
-        each = made.split([count for *_, count in runs]) if self.stacked else [made]
-        for (i, first, _), part in zip(runs, each, strict=True):
+        if not result.is_cpu:  # one copy here instead of a copy for each part later
+            result = result.contiguous()
+        parts = result.split([count for *_, count in runs]) if self.stacked else [result]
+        for (i, first, _), part in zip(runs, parts, strict=True):
             blocks.setdefault(i, {})[first] = part.reshape(-1, part.shape[-1])
 
     def _runs(self) -> Iterator[tuple[int, int, int]]:
-        """Each parameter, the first of its matrices that are here, and how many follow it."""
+        """Yield each parameter, its first matrix in this stack, and its number of matrices."""
         for i, run in groupby(self.places, lambda place: place[0]):
-            some = list(run)
-            yield i, some[0][1], len(some)
+            places = list(run)
+            yield i, places[0][1], len(places)
 
 
 def joined(blocks: dict[int, Tensor], like: Tensor) -> Tensor:
-    """Blocks of rows as one tensor in the shape of another."""
+    """Return blocks of rows, by their first matrices, as one tensor in the shape of another."""
     rows = [blocks[first] for first in sorted(blocks)]
     return (rows[0] if len(rows) == 1 else torch.cat(rows)).reshape(like.shape)
 
 
-def share(rows: Sequence[MatrixState]) -> list[MatrixState]:
-    """The state of matrices of one form, in the same memory."""
-    columns = [share_memory([_itself(row[name]) for row in rows]) for name in rows[0]]
-    return [dict(zip(rows[0], each, strict=True)) for each in zip(*columns, strict=True)]
+def share(states: Sequence[MatrixState]) -> list[MatrixState]:
+    """Return the state of matrices of one shape as parts of one tensor for each name."""
+    names = list(states[0])
+    columns = [share_memory([_itself(state[name]) for state in states]) for name in names]
+    return [dict(zip(names, tensors, strict=True)) for tensors in zip(*columns, strict=True)]
 
 
 def stands_alone(state: MatrixState) -> bool:
-    """Whether no tensor of a matrix's state shares memory."""
+    """Return whether no tensor of a matrix's state shares memory."""
     return all([base(_itself(t)) is None for t in state.values()])
 
 
 def _itself(t: Tensor) -> Tensor:
-    """The tensor that this one is another handle of, as what an owner gives out is a view."""
+    """Return the tensor that a view covers completely, such as the local part of a DTensor."""
     whole = base(t)
     return whole if whole is not None and _form(whole) == _form(t) else t
 
@@ -146,14 +155,14 @@ def _form(t: Tensor) -> tuple[object, ...]:
 
 
 def follows(state: MatrixState, before: MatrixState) -> bool:
-    """Whether the state of a matrix lies behind that of another one, which it shares memory with.
+    """Return whether the state of a matrix follows the state of another matrix in one memory.
 
-    Without any it does.
+    Empty state always does.
     """
-    return all([_is_behind(t, before[name]) for name, t in state.items()])
+    return all([_is_next(t, before[name]) for name, t in state.items()])
 
 
-def _is_behind(t: Tensor, before: Tensor) -> bool:
+def _is_next(t: Tensor, before: Tensor) -> bool:
     whole = base(t)
     if whole is None or base(before) is not whole or whole.shape[1:] != t.shape or not t.numel():
         return False
@@ -161,12 +170,12 @@ def _is_behind(t: Tensor, before: Tensor) -> bool:
     return aligned and t.storage_offset() - before.storage_offset() == t.numel()
 
 
-def side_by_side(rows: Sequence[MatrixState]) -> MatrixState:
-    """The state of matrices that lie side by side, with a first dim, in the same memory."""
-    return {name: _side_by_side(t, len(rows)) for name, t in rows[0].items()}
+def stacked_state(states: Sequence[MatrixState]) -> MatrixState:
+    """Return the state of matrices that follow each other in memory as views with a first dim."""
+    return {name: _stacked(t, len(states)) for name, t in states[0].items()}
 
 
-def _side_by_side(first: Tensor, count: int) -> Tensor:
+def _stacked(first: Tensor, count: int) -> Tensor:
     whole = base(first)
     if count == 1 or whole is None:
         return first.unsqueeze(0)
@@ -175,15 +184,18 @@ def _side_by_side(first: Tensor, count: int) -> Tensor:
 
 
 def finite(tensors: Sequence[Tensor], stacked: bool) -> Tensor:
-    """Whether all entries of a matrix's tensors are finite: a flag, or one for each of a stack."""
-    kinds = [t for t in tensors if t.is_floating_point() or t.is_complex()]
-    flags = [_finite(t, stacked) for t in kinds or tensors]
+    """Return a flag: whether all elements of a matrix's tensors are finite.
+
+    If they are stacked, return a flag for each matrix.
+    """
+    inexact = [t for t in tensors if t.is_floating_point() or t.is_complex()]
+    flags = [_finite(t, stacked) for t in inexact or tensors]
     return flags[0] if len(flags) == 1 else torch.stack(flags).all(0)
 
 
 def _finite(t: Tensor, stacked: bool) -> Tensor:
     if t.is_cpu and t.is_floating_point() and t.numel() and (not stacked or len(t) == 1):
-        flag = torch.stack(torch.aminmax(t)).isfinite().all()  # isfinite takes 30 times as long
+        flag = torch.stack(torch.aminmax(t)).isfinite().all()  # 30 times as fast as t.isfinite()
         return flag.unsqueeze(0) if stacked else flag
     flags = t.isfinite()
     return flags.flatten(1).all(1) if stacked else flags.all()

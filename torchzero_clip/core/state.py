@@ -1,4 +1,4 @@
-"""State: its dtypes, and the tensors that it begins with and is held in."""
+"""State: its dtypes, and the tensors that it is made of."""
 
 from __future__ import annotations
 
@@ -13,48 +13,54 @@ from torchzero_clip.core.tensor_kinds import share_memory
 DOUBLE = (torch.float64, torch.complex128)
 HALF = (torch.float16, torch.bfloat16)
 STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""The dtypes that float32 state in the shape of a parameter may be kept in, by name."""
+"""The dtypes in which float32 state in the shape of a parameter may be stored, by name."""
 
 
 def state_dtype(param: Tensor) -> torch.dtype:
-    """float32 for half precision (an average in bfloat16 stalls), otherwise the parameter's own."""
+    """Return float32 for half precision, in which averages stall; else the parameter's dtype."""
     return torch.float32 if param.dtype in HALF else param.dtype
 
 
 def zeros_like_state(param: Tensor, shape: Sequence[int] | None = None) -> Tensor:
-    """Zeros in the shape of a parameter, or in another one, and in the dtype of its state."""
+    """Return zeros in the dtype of a parameter's state: float32 for half precision.
+
+    Args:
+        param: The parameter. Other dtypes than half precision stay as they are.
+        shape: The shape of the zeros, if it is not the shape of the parameter.
+    """
     if shape is None:
         return torch.zeros_like(param, dtype=state_dtype(param))
     return torch.zeros(tuple(shape), dtype=state_dtype(param), device=param.device)
 
 
 def averages_of(param: Tensor, *names: str) -> dict[str, Tensor]:
-    """The state of averages before the first step: its count, and zeros under each name."""
+    """Return the initial state of averages: a step count, and zeros under each name."""
     return {"step": counter(param), **{name: zeros_like_state(param) for name in names}}
 
 
 def counter(param: Tensor) -> Tensor:
-    """A step count for a parameter, in float32 as torch's own."""
+    """Return a step count of zero for a parameter, in float32 as in torch's optimizers."""
     return torch.zeros((), dtype=torch.float32, device=param.device)
 
 
 def statistic_dtype(param: Tensor) -> torch.dtype:
-    """The dtype of single numbers in state: float32, or float64 for a double parameter."""
+    """Return the dtype of scalars in state: float64 for a float64 parameter, and else float32."""
     return torch.float64 if param.dtype in DOUBLE else torch.float32
 
 
 def statistic(value: Any, param: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A value of state on the device of its parameter: numbers become 0-dim tensors."""
+    """Return a value of state on the device of its parameter. Numbers become 0-dim tensors."""
     if isinstance(value, Tensor):
         return value.to(param.device, dtype if dtype is not None else value.dtype)
     return torch.full((), value, dtype=dtype or statistic_dtype(param), device=param.device)
 
 
 def share_vectors(states: Sequence[dict[str, Any]], keys: Iterable[str]) -> None:
-    """Make the 0-dim tensors under each key the entries of one vector."""
+    """Make the 0-dim tensors under each key elements of one vector."""
     for key in keys:
-        some = [state for state in states if isinstance(state.get(key), Tensor)]
-        row = [state[key] for state in some]
-        if row and not any(map(Tensor.dim, row)) and len(set(map(id, row))) == len(row):
-            for state, t in zip(some, share_memory(row), strict=True):
+        having = [state for state in states if isinstance(state.get(key), Tensor)]
+        tensors = [state[key] for state in having]
+        distinct = len(set(map(id, tensors))) == len(tensors)
+        if tensors and not any(map(Tensor.dim, tensors)) and distinct:
+            for state, t in zip(having, share_memory(tensors), strict=True):
                 state[key] = t

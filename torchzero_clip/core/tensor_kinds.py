@@ -1,4 +1,4 @@
-"""Kinds of tensors: plain or sharded, of one shape, numbers that share a vector."""
+"""Kinds of tensors: plain or sharded, real or fake, and tensors that share memory."""
 
 from __future__ import annotations
 
@@ -10,53 +10,58 @@ from torch import Tensor
 
 from torchzero_clip.core.torch_private import FakeTensor, base
 
-SHAPE, DTYPE, DEVICE, LAYOUT = map(operator.attrgetter, ("shape", "dtype", "device", "layout"))
-REAL = frozenset((Tensor, torch.nn.Parameter))  # they have values, where these can be read
-PLAIN = REAL | {FakeTensor}  # they are whole, and in memory of their own
-SMALL = 2**12  # entries of a tensor that is not worth a call of its own
-FEW = 4  # tensors for which a number is not worth a tensor
+SHAPE = operator.attrgetter("shape")
+DTYPE = operator.attrgetter("dtype")
+DEVICE = operator.attrgetter("device")
+LAYOUT = operator.attrgetter("layout")
+REAL = frozenset((Tensor, torch.nn.Parameter))
+"""The classes of tensors that have values."""
+PLAIN = REAL | {FakeTensor}
+"""The classes of tensors that are no shards, and have memory of their own."""
+SMALL = 2**12  # elements of a tensor that is not worth a call of its own
+FEW = 4  # tensors for which a scalar is not worth a tensor
 
 
 def wide(device: torch.device) -> torch.dtype:
-    """The dtype that sums are taken in."""
+    """Return the dtype of sums on a device: float64, or float32 if it has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def same_shapes(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Whether tensors have the shapes of others, one by one, without a list of either."""
-    if torch.compiler.is_compiling():  # which does not trace an attrgetter
+    """Return whether tensors have the shapes of other tensors, without a list of the shapes."""
+    if torch.compiler.is_compiling():  # torch.compile cannot trace an attrgetter
         return [t.shape for t in some] == [t.shape for t in others]
     return all(map(operator.eq, map(SHAPE, some), map(SHAPE, others)))
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether this is a DTensor; to import that class takes half as long as torch itself."""
+    """Return whether this is a DTensor, without the slow import of that class."""
     return type(tensor) not in PLAIN and hasattr(tensor, "device_mesh")
 
 
 def all_plain(tensors: Iterable[Tensor]) -> bool:
-    """Whether none is of a subclass that may be sharded or traced."""
+    """Return whether all tensors are plain: none may be sharded or traced."""
     return PLAIN.issuperset(map(type, tensors))
 
 
 def all_real(tensors: Iterable[Tensor]) -> bool:
-    """Whether all are plain, and none is fake."""
+    """Return whether all tensors are plain and none is fake."""
     return REAL.issuperset(map(type, tensors))
 
 
 def all_here(tensors: Sequence[Tensor]) -> bool:
-    """Whether all are plain and lie in memory, if only in that of an imagined device."""
+    """Return whether all tensors are plain and have memory, on a real or a simulated device."""
     if all_real(tensors):
         return True
-    imagined = all_plain(tensors) and not any([t.is_cpu for t in tensors])
-    return imagined and addresses(tensors) is not None
+    simulated = all_plain(tensors) and not any([t.is_cpu for t in tensors])
+    return simulated and addresses(tensors) is not None
 
 
 def addresses(tensors: Sequence[Tensor]) -> list[int] | None:
-    """Where tensors begin in memory; None where one is fake and has none, as in a recorded step.
+    """Return the addresses of tensors in memory, or None if one of them is fake and has none.
 
-    What is fake lies in memory where somebody has given its storage an `address`: see
-    `torchzero_clip.audit`.
+    A fake tensor has an address if its storage has an attribute `address`, which
+    `torchzero_clip.audit` sets. Fake tensors of a recorded step have none.
     """
     if all_real(tensors):
         return list(map(Tensor.data_ptr, tensors))
@@ -68,7 +73,7 @@ def addresses(tensors: Sequence[Tensor]) -> list[int] | None:
 
 
 def extent(t: Tensor) -> int:
-    """The number of places from the first entry to the last in memory, both included."""
+    """Return the distance in memory from the first to the last element, both included."""
     steps = [(n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)]
     return 1 + sum(steps) if t.numel() else 0
 
@@ -76,30 +81,34 @@ def extent(t: Tensor) -> int:
 def storages(tensors: Iterable[Tensor]) -> set[int]:
     """Return the addresses of the memory of tensors.
 
-    Empty tensors have no memory, so that they share none, and neither have some fake ones.
+    Empty tensors have no memory, so they share none. Neither do fake tensors without an address.
     """
-    held = [(t.untyped_storage(), type(t) in REAL) for t in tensors]
-    found = [m.data_ptr() if real else getattr(m, "address", None) for m, real in held]
-    return {address for address in found if address}
+    memories = [(t.untyped_storage(), type(t) in REAL) for t in tensors]
+    starts = [m.data_ptr() if real else getattr(m, "address", None) for m, real in memories]
+    return {address for address in starts if address}
 
 
 def share_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors of one shape and dtype as parts of one tensor; others as they are."""
+    """Return tensors of one shape and dtype as parts of one tensor, or other tensors themselves."""
     if torch.compiler.is_compiling() or not all_plain(tensors):
         return list(tensors)
     alike = len({(t.shape, t.dtype, t.device) for t in tensors}) == 1
-    apart = all([base(t) is None for t in tensors])
-    return list(torch.stack(list(tensors)).unbind()) if alike and apart else list(tensors)
+    separate = all([base(t) is None for t in tensors])
+    return list(torch.stack(list(tensors)).unbind()) if alike and separate else list(tensors)
 
 
 def shared_memory(tensors: Sequence[Tensor]) -> Tensor | None:
-    """The tensor that `share_memory` made of these, or the part of it that they are, in order."""
+    """Return the tensor whose parts these tensors are, in order, as `share_memory` makes them.
+
+    Return a slice of it if they are only some of its parts, and None for other tensors.
+    """
     whole = None if torch.compiler.is_compiling() or not tensors else base(tensors[0])
     if whole is None or type(tensors[0]) not in PLAIN or whole.dtype != tensors[0].dtype:
         return None
     if not whole.dim() or whole.shape[1:] != tensors[0].shape:
         return None
-    step, starts = whole.element_size() * whole.stride(0), addresses([whole, *tensors])
+    step = whole.element_size() * whole.stride(0)
+    starts = addresses([whole, *tensors])
     alike = not any(map(Tensor.dim, tensors))
     if tensors[0].dim():
         alike = len({t.shape for t in tensors}) == 1 and all(map(Tensor.is_contiguous, tensors))
@@ -109,6 +118,6 @@ def shared_memory(tensors: Sequence[Tensor]) -> Tensor | None:
     if starts[1:] != list(range(start, start + step * len(tensors), step)):
         return None
     first, rest = divmod(start - begin, step)
-    if rest or not 0 <= first <= len(whole) - len(tensors):  # moved by `t.data = ...`
+    if rest or not 0 <= first <= len(whole) - len(tensors):  # after `t.data = ...`
         return None
     return whole if len(tensors) == len(whole) else whole[first : first + len(tensors)]

@@ -1,7 +1,6 @@
-"""Private: the names of torch that it calls its own, and what happens where it has one no more.
+"""The private names of torch that the library uses. No other file uses one.
 
-No other file reaches one. Where there is no other way, `Missing` says which name is gone; a step
-that is replayed is then done anew, and `opt.engine.replays.why` is that sentence.
+Every supported version of torch has these names, unless `WITHOUT` has an entry for the name.
 """
 
 from __future__ import annotations
@@ -9,302 +8,233 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.optim.optimizer import _foreach_supported_types as kinds_in_optimizers
+from torch.utils._foreach_utils import _foreach_supported_types as kinds_in_utils
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "TorchDispatchMode",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map_only",
+    "tree_unflatten",
+]
 
-class Name(NamedTuple):
-    """What a name is for, and what happens without it."""
-
-    use: str
-    without: str
-
-
-ANEW = "Steps are done anew, and `opt.engine.replays.why` says so."
-SHARDED = "Sharded steps are done anew, and `opt.engine.replays.why` says so."
-NEITHER = f"{ANEW} `explain()` raises a sentence."
-AUDITS = Name("having torch take fake tensors for its own", "Audits see a tensor after the other.")
 NAMES = {
-    "torch._foreach_*": Name(
-        "an operator on many tensors at once",
-        "Slower: a tensor after the other. Without `clone`, torch.compile runs a step as it is.",
-    ),
-    "torch._fused_adamw_": Name("Adam in one pass", "Slower: by operators on lists."),
-    "torch._fused_sgd_": Name("Momentum in one pass", "Slower: by operators on lists."),
-    "torch._fused_adagrad_": Name("Adagrad in one pass", "Slower: by operators on lists."),
-    "torch._assert_async": Name(
-        "guards that stop the program without a wait", "Slower: the host waits for the flag."
-    ),
-    "torch.Tensor._base": Name(
-        "small tensors of state that lie in one vector", "Slower: they are copied together."
-    ),
-    "torch._C._set_throw_on_mutable_data_ptr": Name(
-        "a step that is recorded may read no value by its address", ANEW
-    ),
-    "torch._disable_dynamo": Name(
-        "making an optimizer inside of torch.compile", "torch.compile fails on one that is made."
-    ),
-    "torch._subclasses.fake_tensor.FakeTensor": Name("values of a step that is recorded", ANEW),
-    "torch._subclasses.fake_tensor.FakeTensorMode": Name("recording a step without values", ANEW),
-    "torch._ops.OpOverload._schema": Name("what an operator writes", NEITHER),
-    "torch.utils._python_dispatch.TorchDispatchMode": Name(
-        "seeing the operators of a step", NEITHER
-    ),
-    "torch.utils._python_dispatch._disable_current_modes": Name(
-        "numbers of the host beside tensors that are fake", "Sharded steps cannot be imagined."
-    ),
-    "torch.utils._pytree.tree_leaves": Name("tensors among arguments", NEITHER),
-    "torch.utils._pytree.tree_flatten": Name("tensors among arguments", ANEW),
-    "torch.utils._pytree.tree_unflatten": Name("tensors among arguments", ANEW),
-    "torch.utils._pytree.tree_map_only": Name("tensors among arguments", ANEW),
-    "torch._C.DisableTorchFunctionSubclass": Name(
-        "a parameter that stands for all", "`to_source()` raises a sentence."
-    ),
-    "_fsdp_flattened": Name(
-        "refusing the flat parameters of FSDP1", "They are not refused, and their norms are wrong."
-    ),
-    "fake_mode": Name(
-        "tensors that have a form and no values, on which nothing is launched",
-        "They are taken for others.",
-    ),
-    "constant": Name("numbers of the host among tensors that are fake", "They count as changing."),
-    "torch.optim.optimizer._foreach_supported_types": AUDITS,
-    "torch.utils._foreach_utils._foreach_supported_types": AUDITS,
-    "_init_backend": Name("the mesh of an owner", "Sharded matrices raise a sentence."),
-    "_local_tensor": Name("the parts here of sharded tensors", f"Slower. {SHARDED}"),
-    "torch.distributed.distributed_c10d._resolve_process_group": Name(
-        "naming ranks that talk in a step", SHARDED
-    ),
-    "split_factor": Name("what FSDP splits after others", "A tensor split twice is an error."),
-    "__dlpack_c_exchange_api__": Name("where tensors lie", "Slower: they are asked in turn."),
-    "triton.compiler.CompiledKernel.run": Name(
-        "launches of what Triton has compiled", "Slower: it looks at all arguments each time."
-    ),
+    "torch._foreach_*": "running an operator on many tensors at once",
+    "torch._fused_adamw_": "Adam in one pass over memory",
+    "torch._fused_sgd_": "momentum in one pass over memory",
+    "torch._fused_adagrad_": "Adagrad in one pass over memory",
+    "torch._assert_async": "a guard that stops the program without a synchronization",
+    "torch.Tensor._base": "finding the vector that small tensors of state are parts of",
+    "torch._compile._disable_dynamo": "functions that `torch.compile` calls without tracing them",
+    "torch._subclasses.fake_tensor.FakeTensor": "recording a step without values",
+    "torch._subclasses.fake_tensor.FakeTensorMode": "recording a step without values",
+    "torch._C._set_throw_on_mutable_data_ptr": "refusing rules that read values by their address",
+    "FakeTensor.fake_mode": "telling fake tensors from others",
+    "FakeTensor.constant": "known numbers of the host in a recorded step",
+    "torch._ops.OpOverload._schema": "finding the tensors that an operator writes",
+    "torch.utils._python_dispatch.TorchDispatchMode": "seeing the operators of a step",
+    "torch.utils._python_dispatch._disable_current_modes": "real tensors in a recorded step",
+    "torch.utils._pytree.tree_flatten": "finding tensors among arguments",
+    "torch.utils._pytree.tree_leaves": "finding tensors among arguments",
+    "torch.utils._pytree.tree_map_only": "finding tensors among arguments",
+    "torch.utils._pytree.tree_unflatten": "finding tensors among arguments",
+    "torch._C.DisableTorchFunctionSubclass": "one parameter in place of all in `to_source()`",
+    "torch.optim.optimizer._foreach_supported_types": "torch's fast paths for fake tensors",
+    "torch.utils._foreach_utils._foreach_supported_types": "torch's fast paths for fake tensors",
+    "FlatParameter._fsdp_flattened": "refusing the flat parameters of FSDP1",
+    "DTensor._local_tensor": "reading the shard of this rank",
+    "DeviceMesh(_init_backend=...)": "a mesh without process groups, for the owner of a matrix",
+    "torch.distributed.distributed_c10d._resolve_process_group": "process groups by their names",
+    "_StridedShard.split_factor": "the shards of FSDP after tensor parallelism",
+    "torch.Tensor.__dlpack_c_exchange_api__": "the addresses of many tensors in one call",
+    "triton.compiler.CompiledKernel.run": "launching compiled kernels of Triton",
 }
-"""Every name, besides `_step_supports_amp_scaling`: torch's GradScaler asks optimizers for it."""
-
+"""The use of each name. `_step_supports_amp_scaling` is not here, because GradScaler reads it."""
+WITHOUT = {
+    "torch._foreach_clone": "Since torch 2.12. Before, tensors are copied one by one, and "
+    "`torch.compile` runs a step without tracing it.",
+    "torch.Tensor.__dlpack_c_exchange_api__": "Without it, addresses are read one by one.",
+    "triton.compiler.CompiledKernel.run": "Without it, Triton checks all arguments of a launch.",
+}
+"""What the library does with a version that does not have a name."""
 
 RUN = ["kernel_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook", "args"]
-"""The parameters of it behind the grid, the stream and the function."""
-
-
-class Missing(RuntimeError):
-    """Raised where there is no other way than by a name that this torch does not have."""
-
-
-def _found(path: str) -> Any:
-    """What torch has under this name; None where there is nothing."""
-    home, _, name = path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(home), name, None)
-    except ImportError:
-        return None
-
-
-def _needed(path: str) -> Any:
-    """What torch has under this name; raises `Missing` where there is nothing."""
-    found = _found(path)
-    return _refuse(path) if found is None else found
-
-
-def _or_refusal(path: str) -> Any:
-    """What torch has under this name; a class that nobody can make where there is nothing."""
-    found = _found(path)
-    refusal = {"__init__": lambda self, *args, **options: _refuse(path)}
-    return type(path, (), refusal) if found is None else found
-
-
-def _refuse(path: str) -> NoReturn:
-    raise Missing(f"torch {torch.__version__} has no {path}, which is for {NAMES[path].use}")
-
-
-FAKE = "torch._subclasses.fake_tensor"
-if TYPE_CHECKING:  # classes that others inherit from
-    from torch._subclasses import fake_tensor
-    from torch.utils import _python_dispatch
-
-    TorchDispatchMode = _python_dispatch.TorchDispatchMode
-    FakeTensorMode = fake_tensor.FakeTensorMode
-else:
-    TorchDispatchMode = _or_refusal("torch.utils._python_dispatch.TorchDispatchMode")
-    FakeTensorMode = _or_refusal(f"{FAKE}.FakeTensorMode")
-FakeTensor = _or_refusal(f"{FAKE}.FakeTensor")
-tree_leaves = _or_refusal("torch.utils._pytree.tree_leaves")
-tree_flatten = _or_refusal("torch.utils._pytree.tree_flatten")
-tree_unflatten = _or_refusal("torch.utils._pytree.tree_unflatten")
-tree_map_only = _or_refusal("torch.utils._pytree.tree_map_only")
+"""The parameters of `CompiledKernel.run` after the grid, the stream and the function."""
 
 
 def fake_tensors() -> tuple[Any, Any]:
-    """The class of tensors that have a form and no values, and a mode that makes them."""
-    kind, mode = _needed(f"{FAKE}.FakeTensor"), _needed(f"{FAKE}.FakeTensorMode")
-    return kind, mode(allow_non_fake_inputs=True)
+    """Return the class of fake tensors, and a mode that makes them."""
+    return FakeTensor, FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def without_memory(t: Tensor) -> None:
-    """Have whoever asks this tensor for its address get an error."""
-    _needed("torch._C._set_throw_on_mutable_data_ptr")(t)
+    """Make any read of a tensor's address raise an error."""
+    torch._C._set_throw_on_mutable_data_ptr(t)
 
 
 def schema(operator: Any) -> Any:
-    """What an operator of torch takes, writes and returns."""
-    found = getattr(operator, "_schema", None)
-    return _refuse("torch._ops.OpOverload._schema") if found is None else found
+    """Return the schema of an operator: its arguments, the tensors that it writes, its results."""
+    return operator._schema
 
 
 def without_torch_function() -> Any:
-    """A context in which subclasses of tensors are plain ones."""
-    return _needed("torch._C.DisableTorchFunctionSubclass")()
+    """Return a context in which subclasses of tensors are plain tensors."""
+    return torch._C.DisableTorchFunctionSubclass()
 
 
 def without_modes() -> AbstractContextManager[Any]:
-    """A context in which tensors are computed with, whatever mode would have them recorded."""
-    found = _found("torch.utils._python_dispatch._disable_current_modes")
-    return nullcontext() if found is None else cast(AbstractContextManager[Any], found())
+    """Return a context in which operators run at once, even if a mode would record them."""
+    return cast(AbstractContextManager[Any], _disable_current_modes())
 
 
 def base(t: Tensor) -> Tensor | None:
-    """The tensor that this one is a view of."""
-    return getattr(t, "_base", None)
+    """Return the tensor that this tensor is a view of."""
+    return t._base
 
 
 def is_flat(param: Tensor) -> bool:
-    """Whether this is a flat piece of several parameters, as FSDP1 makes them."""
+    """Return whether this is a flat parameter of FSDP1, which has parts of several parameters."""
     return getattr(param, "_fsdp_flattened", False)
 
 
 def foreach(name: str, tensors: list[Tensor], *args: Any, **options: Any) -> Any:
-    """The tensors that torch's foreach operator of this name makes, or nothing where it writes."""
-    function = getattr(torch, f"_foreach_{name}", None)
-    if function is not None:
-        return function(tensors, *args, **options)
-    one: Any = torch.linalg.vector_norm if name == "norm" else getattr(Tensor, name)
-    if name.startswith("addcmul") and args[2:]:
-        args, options = args[:2], {"value": args[2]}
-    return [one(t, *[_of(x, i) for x in args], **options) for i, t in enumerate(tensors)]
-
-
-def _of(x: Any, i: int) -> Any:
-    """An operand of the i-th tensor."""
-    return x[i] if isinstance(x, (list, tuple)) else x
+    """Call torch's foreach operator of this name. If the name ends in "_", it returns nothing."""
+    return getattr(torch, f"_foreach_{name}")(tensors, *args, **options)
 
 
 def has_foreach(name: str) -> bool:
-    """Whether torch has a foreach operator of this name."""
+    """Return whether torch has a foreach operator of this name."""
     return hasattr(torch, f"_foreach_{name}")
 
 
+def clones(tensors: list[Tensor]) -> list[Tensor]:
+    """Return copies of tensors."""
+    return list(foreach("clone", tensors)) if has_foreach("clone") else [t.clone() for t in tensors]
+
+
 def traced(function: F) -> F:
-    """The function, into which torch.compile looks where it can trace a step: since torch 2.12."""
+    """Let `torch.compile` trace a function, from torch 2.12 on. Before, it runs as it is."""
     return function if has_foreach("clone") else cast(F, torch.compiler.disable(function))
 
 
 def untraced(function: F) -> F:
-    """The function, which torch.compile calls and does not look into."""
-    found = _found("torch._disable_dynamo")  # that of torch.compiler would import its compiler now
-    return function if found is None else cast(F, found(function))
+    """Let `torch.compile` call a function without tracing it."""
+    return cast(F, _disable_dynamo(function))  # `torch.compiler.disable` imports the compiler
 
 
-def fused(name: str, **options: Any) -> Callable[..., Any] | None:
-    """torch's fused optimizer of this name with these options, or None where it has none."""
-    function = getattr(torch, f"_fused_{name}_", None)
-    return None if function is None else partial(function, **options)
+def fused(name: str, **options: Any) -> Callable[..., Any]:
+    """Return torch's fused optimizer of this name with these options."""
+    return partial(getattr(torch, f"_fused_{name}_"), **options)
 
 
 def assert_async(fine: Tensor, words: str) -> None:
-    """Have the device stop the program with these words where a flag is not set."""
-    function = getattr(torch, "_assert_async", None)
-    if function is not None:
-        function(fine, words)
-    elif not fine:
-        raise RuntimeError(words)
+    """Stop the program with a message if a flag is False, without a synchronization."""
+    torch._assert_async(fine, words)
 
 
 def is_strided(placement: Any) -> bool:
-    """Whether this splits a tensor after those behind it on the mesh; raises where it is unsaid."""
+    """Return whether a placement splits a tensor after the later dims of the mesh.
+
+    Raise TypeError for an unknown kind of shard, because its ranges would be wrong.
+    """
     from torch.distributed.tensor import Shard
 
-    plain = type(placement) is Shard
-    return not plain and (hasattr(placement, "split_factor") or _refuse("split_factor"))
+    if type(placement) is Shard:
+        return False
+    if not hasattr(placement, "split_factor"):
+        raise TypeError(f"{placement!r} is neither a Shard nor FSDP's strided shard")
+    return True
 
 
 @lru_cache(maxsize=1024)
 def mesh_of(device: str, rank: int) -> Any:
-    """A mesh of one rank, on which nothing is sent, and which has no process groups."""
+    """Return a mesh of one rank without process groups, on which nothing is sent."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    if "_init_backend" not in inspect.signature(DeviceMesh).parameters:
-        _refuse("_init_backend")
     with without_modes():
         return DeviceMesh(device, [rank], _init_backend=False)
 
 
 def parts(tensors: Iterable[Any]) -> list[Any]:
-    """The parts here of sharded tensors, which may be on their way; others are all here."""
+    """Return the shards of this rank, which a collective may still bring, or plain tensors."""
     return [getattr(t, "_local_tensor", t) for t in tensors]
 
 
 def group_named(name: str) -> Any:
-    """The process group that has this name now."""
-    return _needed("torch.distributed.distributed_c10d._resolve_process_group")(name)
+    """Return the process group that has this name now."""
+    distributed: Any = torch.distributed
+    return distributed.distributed_c10d._resolve_process_group(name)
 
 
 def name_of(x: Any) -> Any:
-    """The name of a process group; anything else as it is."""
-    if not hasattr(x, "group_name"):
-        return x
-    _needed("torch.distributed.distributed_c10d._resolve_process_group")
-    return x.group_name
+    """Return the name of a process group, or anything else as it is."""
+    return getattr(x, "group_name", x)
 
 
 def exchange_table() -> Any:
-    """DLPack's table of functions in C, in a capsule; None where torch gives none."""
+    """Return DLPack's table of C functions in a capsule, or None if torch has none."""
     return getattr(Tensor, "__dlpack_c_exchange_api__", None)
 
 
 def launcher(kernel: Any) -> Callable[..., None] | None:
-    """What launches a kernel that Triton has compiled on the current device, given how many
-    programs and all arguments; None where there is none, as in its interpreter.
+    """Return a function that launches a compiled Triton kernel on the current device.
+
+    Its arguments are the number of programs and the arguments of the kernel. Return None for an
+    unknown version of Triton, and for its interpreter.
     """
     run: Any = getattr(kernel, "run", None)
-    driver, knobs = map(_found, ("triton.runtime.driver", "triton.knobs"))
-    known = None not in (run, driver, knobs)
-    if not known or list(inspect.signature(run).parameters)[5:] != RUN:
+    try:
+        driver: Any = importlib.import_module("triton.runtime").driver
+        hooks: Any = importlib.import_module("triton").knobs.runtime
+    except (ImportError, AttributeError):
         return None
-    device, hooks = driver.active.get_current_device(), knobs.runtime
+    if run is None or list(inspect.signature(run).parameters)[5:] != RUN:
+        return None
+    device = driver.active.get_current_device()
 
     def start(programs: int, *given: Any) -> None:
-        place = programs, 1, 1, driver.active.get_current_stream(device)
-        around, told = (hooks.launch_enter_hook, hooks.launch_exit_hook), None
-        if any([getattr(hook, "calls", hook) for hook in around]):  # of a profiler
-            told = kernel.launch_metadata(place[:3], place[3], *given)
-        run(*place, kernel.function, kernel.packed_metadata, told, *around, *given)
+        grid = programs, 1, 1
+        stream = driver.active.get_current_stream(device)
+        around = hooks.launch_enter_hook, hooks.launch_exit_hook
+        metadata = None
+        if any([getattr(hook, "calls", hook) for hook in around]):  # for a profiler
+            metadata = kernel.launch_metadata(grid, stream, *given)
+        run(*grid, stream, kernel.function, kernel.packed_metadata, metadata, *around, *given)
 
     return start
 
 
 def fake_mode(t: Tensor) -> Any:
-    """What made this tensor, if it has a form and no values; otherwise None."""
+    """Return the mode that made a fake tensor, or None for other tensors."""
     return getattr(t, "fake_mode", None)
 
 
 def known_number(t: Tensor) -> float:
-    """What a tensor of the host holds; NaN where it is fake and that is not known."""
-    real = t if fake_mode(t) is None else getattr(t, "constant", None)
+    """Return the number in a tensor of the host, or NaN if it is fake and the number unknown."""
+    real = t if fake_mode(t) is None else cast(FakeTensor, t).constant
     with without_modes():
         return float("nan") if real is None else real.item()
 
 
 @contextmanager
 def taken_for_plain(kind: type) -> Iterator[None]:
-    """A block in which torch chooses for tensors of this class as for its own: by lists."""
-    lists = [_found(path) or [] for path, name in NAMES.items() if name is AUDITS]
+    """Let torch use its foreach operators for tensors of this class in a block, as for its own."""
+    lists: list[list[Any]] = [kinds_in_optimizers, kinds_in_utils]
     for kinds in lists:
         kinds.append(kind)
     try:

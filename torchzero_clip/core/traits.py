@@ -1,4 +1,4 @@
-"""Traits: classes that a transform of this library inherits from as well, to say what it does."""
+"""Traits: additional base classes by which transforms of this library declare what they do."""
 
 from __future__ import annotations
 
@@ -7,41 +7,42 @@ from typing import Any, ClassVar
 
 
 class Sometimes:
-    """A transform whose inner transforms take no part in some steps."""
+    """A transform that runs its inner transforms only in some steps."""
 
 
 class Gate:
-    """A transform that drops parameters in some steps, and notes which ones it has let through."""
+    """A transform that drops parameters in some steps, and notes which parameters have passed."""
 
     children_before_drop: ClassVar[int] = 0
-    """How many of the transforms inside also see the parameters that are dropped."""
+    """How many of the inner transforms also receive the parameters that are dropped."""
 
     def passed(self, state: Mapping[str, Any]) -> bool:
-        """Whether links after this one have seen a parameter, by its state at this link.
+        """Return whether a parameter has reached the links after this one.
 
-        Loading asks, so that a checkpoint without the state of those links raises.
+        `state` is the state of the parameter at this link. When a checkpoint is loaded, the answer
+        decides whether missing state of those links is an error.
         """
         raise NotImplementedError
 
 
 class Smoothing:
-    """A transform that makes an average or a sum over steps of the update, as momentum is."""
+    """A transform that averages or sums the update over steps, such as momentum."""
 
     torch_names: ClassVar[Mapping[str, str]] = {}
-    """For each name that torch's optimizers use for a live value of this transform, its own name.
-    It is given where the two differ. An error about a group key with torch's name points to it."""
+    """The hyperparameters whose names differ in torch's optimizers: from torch's name to the name
+    here. If a parameter group has a key with torch's name, the error message suggests this name."""
 
     def adopted(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the state of a parameter in an optimizer of torch under the names of this link.
+        """Return the state of a parameter in an optimizer of torch, under the names of this link.
 
-        `group` is the parameter group of that optimizer. `take_over` asks, and raises ValueError if
-        this does.
+        `group` is the parameter group of that optimizer. `take_over` calls this method, which
+        raises ValueError if the state cannot be used here.
         """
         raise NotImplementedError
 
 
 class Bounding:
-    """A transform after which no entry is larger than a bound."""
+    """A transform that bounds the absolute value of every element."""
 
     largest_entry: ClassVar[str | float]
-    """The bound: a number, or the name of the live value that is it."""
+    """The bound: a number, or the name of a live hyperparameter."""

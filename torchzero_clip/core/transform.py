@@ -1,10 +1,10 @@
-"""Transform: one step of a chain."""
+"""The base classes of links: Transform, and TensorwiseTransform for rules that see one tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,24 +13,33 @@ from torchzero_clip.core.bucket import BEGUN, Bucket, begun
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, Wrapped, updated
 from torchzero_clip.core.lazy import Joined
-from torchzero_clip.core.link import numbers_of_model
+from torchzero_clip.core.link import scalars_of_model
 from torchzero_clip.core.matrix_steps import prepare_matrices, record_unknown, step_matrices
 from torchzero_clip.core.sharding.layout import full, layout_of, part_of
 from torchzero_clip.core.sharding.owners import by_owners, owners_of
 from torchzero_clip.core.tensorlist import TensorList, call_user
 
+if TYPE_CHECKING:
+    from torchzero_clip.core.step import Step
+
 Reach: TypeAlias = Literal["tensor", "layer", "group", "model"]
-"""What a rule takes together: at most a tensor, or more."""
+"""The largest set of parameters that a rule processes together."""
 
 
 class Transform(Description):
-    """One link of a chain. Write `update` (and `init` for state), or `step` to see the whole model.
+    """A link of a chain: a rule such as `ClipNorm`, a direction such as `Adam`, or `LR`.
+
+    To write a link, subclass `Transform` and define `update`, and `init` if the link keeps state.
+    Define `step` instead of `update` if the link must see the whole model at once.
 
     Args:
-        target: "update" transforms the update on its way; "grad" rewrites `p.grad` itself.
-        name: Stands in the names of state and hyperparameters instead of the class name.
-        state_dtype: "bfloat16" or "float32" for state in the shape of the parameters, here and in
-            transforms inside; None as the optimizer says.
+        target: The tensors that the link changes. "update" changes the update that flows through
+            the chain. "grad" changes `p.grad` itself.
+        name: The name of the link in the keys of its state, hyperparameters and metrics. None means
+            the name of the class.
+        state_dtype: "bfloat16" or "float32", the dtype of state in the shape of the parameters. It
+            also applies to transforms inside this one. None means the `state_dtype` of the
+            optimizer.
     """
 
     target: Literal["update", "grad"] = field(default="update", kw_only=True)
@@ -38,135 +47,195 @@ class Transform(Description):
     state_dtype: Literal["float32", "bfloat16"] | None = field(default=None, kw_only=True)
 
     reads: ClassVar[tuple[str, ...]] = ()
-    """What `group` shall have besides: live values of other links, as "lr", of which one link near
-    must own each; "step", how many steps the link has done, this one included, as a 0-dim tensor on
-    the device; "loss", that of the step, there too; "grads", which are there always, so that
-    target="grad" links before it matter."""
+    """Names that the rule reads from `group` in addition to its own hyperparameters.
+
+    - `"step"`: the number of steps that the link has done, including the current step. It is a
+      0-dim tensor on the device of the parameters.
+    - `"loss"`: the loss of the current step, also a 0-dim tensor on that device.
+    - `"grads"`: the gradients. They are always in `group`. With this name the optimizer accepts
+      `target="grad"` links after a link that has made an update, because this link reads the
+      gradients that they change.
+    - Any other name, such as `"lr"`, is a live hyperparameter of another link. Exactly one link
+      nearby must have a hyperparameter of this name.
+    """
     place: ClassVar[Literal["any", "first", "step", "end"]] = "any"
-    """Where the link stands: "first", where nothing has seen the gradients, as a guard; "step" says
-    that it is about the step or the weights, and has no meaning for a gradient that another
-    optimizer takes; and "end" that it stands behind LR besides, and sees what is subtracted."""
+    """The place of the link in a chain.
+
+    - `"first"`: before every link that uses the gradients. Guards are an example.
+    - `"step"`: anywhere, but only in an optimizer. The link changes the step or the weights, so it
+      has no meaning in `Clipper` or `attach`.
+    - `"end"`: after `LR`, where the update is the step that is subtracted from the parameters.
+    """
     leaves: ClassVar[Literal["update", "gradient", "own", "ones", "set"]] = "update"
-    """What leaves the link: an update whose size depends on that of what enters; still the
-    "gradient"; or an update of a size of its "own", as behind Normalize, one with entries near one,
-    "ones", as behind Adam, or one whose size is "set" by a factor that the user gives, as LR."""
+    """The kind of tensors that leave the link.
+
+    - `"update"`: an update that grows and shrinks with the update that enters.
+    - `"gradient"`: still the gradient.
+    - `"own"`: an update whose size does not depend on the update that enters, as after `Normalize`.
+    - `"ones"`: the same, with elements near 1, as after `Adam`.
+    - `"set"`: an update whose size is set by a factor that the user chooses, as after `LR`.
+    """
     drops: ClassVar[bool | Literal["first"]] = False
-    """Set where parameters may be missing after the link, or the step may end. With "first" the
-    first gradient of a parameter makes state alone: `update` sees it, and then the parameter is
-    left out of the rest of the step, as one without gradient."""
+    """True if parameters may be missing after the link, or if the link may end the step.
+
+    With `"first"`, the first gradient of a parameter only initializes state. `update` receives this
+    gradient, but later links do not see the parameter in this step.
+    """
     inner: ClassVar[Literal["chain", "branches"] | None] = None
-    """How inner transforms see the update: "chain", all of it in turn; "branches", each some
-    parameters; None, not at all."""
+    """How the transforms inside this one receive the update.
+
+    - `"chain"`: one after another, each with all parameters.
+    - `"branches"`: each with some of the parameters.
+    - None: they do not receive the update.
+    """
     complex: ClassVar[Literal["pairs", "whole", "refuse"]] = "pairs"
-    """How `update` meets complex tensors: as pairs of real numbers, as they are, or not at all."""
+    """How `update` receives complex tensors: `"pairs"` as real tensors with a last dim of 2,
+    `"whole"` as they are. With `"refuse"`, complex parameters raise an error."""
     widens: ClassVar[bool] = False
-    """Set where a `step` of your own takes `bucket.u` in float32 where parameters are in half
-    precision, as a link with state does."""
+    """True if `bucket.u` is float32 in a custom `step`, even if the parameters are in half
+    precision. For links with state it always is."""
     per_entry: ClassVar[bool] = False
-    """Set where `update` takes each entry by itself, with the state and the numbers of its tensor:
-    on an accelerator it then goes over a model in pieces, and takes little memory."""
+    """True if `update` computes each element from the element at the same position of the other
+    lists and from scalars. The engine may then call `update` with parts of the tensors, which saves
+    memory on an accelerator."""
     state_kinds: ClassVar[Mapping[str, Literal["linear", "squares", "weights"]]] = {}
-    """What state in the shape of a parameter is: "linear" in the update, which `InBasis` turns
-    along; "squares", with an entry for each of the update's, which it sorts along; or "weights",
-    which are never kept in bfloat16."""
+    """The kind of each state tensor in the shape of a parameter, by name.
+
+    - `"linear"`: linear in the update. `InBasis` rotates such state together with its basis.
+    - `"squares"`: one element for each element of the update. `InBasis` permutes such
+      state.
+    - `"weights"`: weights, which are never stored in bfloat16.
+    """
     shown: ClassVar[tuple[str, ...]] = ()
-    """Numbers of the model that `metrics()` shows."""
+    """The names of model-wide scalars that `metrics()` reports."""
 
     def init(self, param: Tensor) -> Mapping[str, Any]:
-        """The state of one parameter when its first gradient comes.
+        """Return the initial state of one parameter. It is called when its first gradient arrives.
 
-        Parameters of other shapes may have other names, or None for a name that one has not. What
-        is in half precision as the parameter is becomes float32.
+        State in the half precision of the parameter is converted to float32. The value None means
+        that this parameter has no state of that name, and parameters of another shape may have
+        other names.
         """
         return {}
 
     def init_group(self) -> Mapping[str, float]:
-        """The numbers that are kept once for each group, and what they begin with."""
+        """Return the names of the per-group scalars, and their initial values."""
         return {}
 
     def init_model(self) -> Mapping[str, float]:
-        """The numbers that are kept once for all groups, and what they begin with."""
+        """Return the names of the model-wide scalars, and their initial values."""
         return {}
 
     def advance_group(self, numbers: dict[str, Tensor], group: Group) -> Mapping[str, Tensor]:
-        """The numbers of a group in this step, from those of the step before and the live values.
+        """Return the per-group scalars of this step.
 
-        It is called once a step, before `update`, whose `group` has what it returns. All are 0-dim
-        tensors on the device; those of the model may be read.
+        It is called once per step, before `update`. `update` finds the new values in its `group`.
+
+        Args:
+            numbers: The per-group scalars of the previous step, and the model-wide scalars of this
+                step. All are 0-dim tensors on the device of the parameters.
+            group: The live hyperparameters of the parameter group.
         """
         return {}
 
     def advance_model(self, numbers: dict[str, Tensor], group: Group) -> Mapping[str, Tensor]:
-        """The same for the numbers of the model, with the live values of the first group."""
+        """Return the model-wide scalars of this step.
+
+        It is called once per step, before `advance_group`. `group` holds the live hyperparameters
+        of the first parameter group.
+        """
         return {}
 
-    def _passed_over(self, step: Any, path: str) -> bool:
-        """Note a step that a guard skipped before it reached this link, whose path is given.
+    def _passed_over(self, step: Step, path: str) -> bool:
+        """Count a step that a guard skipped before it reached this link.
 
         Returns whether the links after this one would have seen the step.
         """
         return True
 
     def _record_unknown(self, buckets: list[Bucket]) -> None:
-        """Record NaN under every name that a step leaves for `metrics()`."""
+        """Record NaN for every metric that this link records in a step."""
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        """The transformed update of one bucket."""
+        """Return the transformed update of one bucket.
+
+        Args:
+            u: The updates of the parameters of the bucket. They may be changed in place.
+            state: The state of the same parameters: a list for each name that `init` returns. The
+                library keeps changes in place, and also lists that are assigned to these names.
+            group: The live hyperparameters, and the lists "params" and "grads".
+        """
         raise NotImplementedError(f"{type(self).__name__} has neither update nor step")
 
     def averaged(self, param: Tensor, state: dict[str, Tensor], group: Group) -> Tensor | None:
-        """The weights for evaluation, of a parameter, the link's state of it and the live values.
+        """Return the averaged weights of one parameter.
 
-        A class that has some writes this. Such a link stands behind LR, sees the step that is
-        subtracted, and its state is never kept in bfloat16. Of sharded tensors it gets the parts.
+        Only links that average weights define this method. Such a link goes after `LR`, its
+        `update` receives the step that is subtracted, and its state is never stored in bfloat16.
+
+        Args:
+            param: The parameter. If it is sharded, this and the state are the shards of this rank.
+            state: The state of this link for the parameter, by name.
+            group: The live hyperparameters.
         """
         return None
 
     @property
     def reach(self) -> Reach:
-        """How far the rule looks, transforms inside it aside: what gets one tensor at a time, as
-        `release` does, takes rules that reach no further. One that writes `step` must say so.
+        """The largest set of parameters that this rule processes together, without the transforms
+        inside it.
+
+        `release` processes one parameter at a time, so it accepts rules with the reach "tensor". A
+        class with a custom `step` has the reach "model" unless it overrides this property.
         """
-        plain = type(self).step.__module__ == __name__  # one of those here, which only call update
-        return "tensor" if plain else "model"
+        only_updates = type(self).step.__module__ == __name__  # the methods of this file
+        return "tensor" if only_updates else "model"
 
     def fused(self, group: Group) -> FusedKernel | None:
-        """The fused optimizer of torch that does `update` and the subtraction at once, if any."""
+        """Return the fused optimizer of torch that does `update` and the subtraction at once.
+
+        Return None if there is none.
+        """
         return None
 
     def affine(self, group: Group) -> tuple[Any, Any] | None:
-        """(a, b) where `update` is u ← a · u + b · w, so that an engine may do it later."""
+        """Return (a, b) if `update` is u ← a · u + b · w, and None otherwise.
+
+        An engine may then combine the update with a later pass over the same memory.
+        """
         return None
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        """Transform the whole model; an empty list ends the step."""
+        """Transform the update of the whole model. An empty list ends the step."""
         for bucket in buckets:
             bucket.apply(self)
         return begun(buckets) if self.drops == "first" else buckets
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
-        """Make the state that `step` would make; returns what later links will see."""
+        """Make the state that `step` would make, and return the buckets that later links see."""
         for bucket in buckets if self.drops == "first" else ():
             for state in bucket.param_states:
                 state.setdefault(f"{bucket.bound.path}/{BEGUN}", 0)
         return buckets
 
     def per_parameter(self, param: Tensor) -> dict[str, Any]:
-        """The state in `optimizer.state[param]`: what `init` makes, and the numbers of its unit."""
-        return {**self.init(param), **({BEGUN: 0} if self.drops == "first" else {})}
+        """Return all state of this link in `optimizer.state[param]`, with its initial values."""
+        begins = {BEGUN: 0} if self.drops == "first" else {}
+        return {**self.init(param), **begins}
 
     def per_group(self) -> dict[str, Any]:
-        """The state that a rule keeps once for a group or for all groups."""
-        return {**numbers_of_model(self), **self.init_group()}
+        """Return all state of this link in `param_groups[i]["chain"]`, with its initial values."""
+        return {**scalars_of_model(self), **self.init_group()}
 
     def ways(self, name: str, param: Tensor) -> Sequence[int] | None:
-        """The transforms inside that a parameter goes through, by their place; None where it takes
-        no part in what comes behind this link. `explain` asks.
+        """Return the indices of the inner transforms that process a parameter.
+
+        Return None if the parameter does not reach the links after this one. `explain` calls it.
         """
         return range(len(list(self.children())))
 
     def rule(self, bucket: Bucket) -> Rule:
-        """The transform as engines take it: complex tensors reach `update` as pairs."""
+        """Return this transform as an engine runs it. Complex tensors reach `update` as pairs."""
         paired = self.complex == "pairs" and bucket.cohort.dtype.is_complex
         return Pairs(self) if paired else self
 
@@ -188,31 +257,41 @@ class Transform(Description):
 
 
 def dropping(tfm: Transform) -> list[Transform]:
-    """The transforms, it and those inside, that may not return an update for every parameter in
-    every step, or that write gradients.
+    """Return this transform and the transforms inside it that may drop a parameter in a step.
+
+    Transforms that write gradients, and guards, are among them.
     """
-    inside = [one for one in tfm.walk() if isinstance(one, Transform)]
-    return [one for one in inside if one.target == "grad" or one.place == "first" or one.drops]
+    inside = [inner for inner in tfm.walk() if isinstance(inner, Transform)]
+    return [x for x in inside if x.target == "grad" or x.place == "first" or x.drops]
 
 
 def averages(tfm: Any) -> bool:
-    """Whether a description is a transform that has weights for evaluation."""
+    """Return whether a description is a transform that averages weights."""
     return getattr(type(tfm), "averaged", Transform.averaged) is not Transform.averaged
 
 
 class TensorwiseTransform(Transform):
-    """A transform that needs one tensor at a time: write `update_tensor`."""
+    """A transform that processes one tensor at a time.
+
+    To write one, define `update_tensor`, and `init` if it keeps state. If the state belongs to
+    matrices, define `init_matrix` instead of `init`.
+    """
 
     complex = "whole"
     batched: ClassVar[bool] = False
-    """Set where the methods about a matrix also take a stack of them, with a first dim in `u` and
-    in state: those of one shape are then one call. A class says so itself; it is not inherited."""
+    """True if the methods about matrices also accept a stack of matrices, with a first dim in `u`
+    and in the state. Matrices of one shape are then processed in one call. A subclass does not
+    inherit this attribute, so it must set it again."""
 
     def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
-        """The transformed update of one tensor; `u` may be written.
+        """Return the transformed update of one tensor.
 
-        The strides of `u` depend on the engine: call `u.reshape(...)`, not `u.view(...)`.
-        With "param" in `reads`, `group["param"]` is the parameter, in its own dtype.
+        Args:
+            u: The update, which may be changed in place. Its strides depend on the engine, so call
+                `u.reshape(...)` instead of `u.view(...)`.
+            state: The state of the parameter, by name.
+            group: The live hyperparameters. With "param" in `reads`, `group["param"]` is the
+                parameter, in its own dtype.
         """
         raise NotImplementedError(f"{type(self).__name__} has no update_tensor")
 
@@ -223,58 +302,70 @@ class TensorwiseTransform(Transform):
         if "param" in self.reads:
             groups = [{**group, "param": p} for p in group["params"]]
         name = f"{type(self).__name__}.update_tensor"
-        out: list[Tensor] = []
+        results: list[Tensor] = []
         for i, t in enumerate(u.tensors):
-            held = {key: row[i] for key, row in lists.items()}
-            out.append(call_user(name, self.update_tensor, t, held, groups[i]))
-        if all([new is old for new, old in zip(out, u.tensors, strict=True)]):
-            return u  # written in place
-        return TensorList(out)  # may be state: borrowed
+            state_of_t = {key: tensors[i] for key, tensors in lists.items()}
+            results.append(call_user(name, self.update_tensor, t, state_of_t, groups[i]))
+        if all([new is old for new, old in zip(results, u.tensors, strict=True)]):
+            return u  # every tensor was changed in place
+        return TensorList(results)  # borrowed, because a result may be a tensor of state
 
     def operations(self, param: Tensor) -> float:
-        """Floating-point operations for a parameter; above 0, where it is sharded, one rank does
-        them, its owner, and `update` sees it there, without state and gradients, and with
-        parameters where the class reads them.
+        """Return the number of floating-point operations that a parameter needs.
+
+        If it is above 0 and the parameter is sharded, one rank owns the parameter and does the
+        work. `update` then receives the whole tensor on that rank, without state and gradients. It
+        receives the parameter if the class has "param" in `reads`.
         """
         return 0.0
 
     def init_matrix(self, rows: int, columns: int) -> Mapping[str, Tensor]:
-        """The state of one matrix, of any shapes: it lies with the owner of a sharded one.
+        """Return the initial state of one matrix, with tensors of any shape.
 
-        A class that has some sees matrices alone, each by itself or `batched`; other parameters
-        pass unchanged.
+        If a parameter is sharded, the rank that owns it stores this state. A class with such state
+        receives only matrices, one by one or in stacks if it is `batched`. Other parameters pass
+        unchanged.
         """
         return {}
 
     def observe_matrix(
         self, u: Tensor, state: dict[str, Tensor], group: Group
     ) -> Mapping[str, Tensor]:
-        """New values of state from a matrix of the update, before `update_tensor` sees it.
+        """Return new values of state from the update of a matrix.
 
-        They are taken where all are finite. `group["first"]`: whether the parameter begins.
+        It is called in every step, before `update_tensor`. If a new value is not finite, the matrix
+        keeps its old state. `group["first"]` is True in the first step of a parameter.
         """
         return {}
 
     def refresh_matrix(self, state: dict[str, Tensor], group: Group) -> Mapping[str, Tensor]:
-        """New values of state that are dear, in the first step and in every `every`-th after it.
+        """Return new values of state that are expensive to compute, such as a decomposition.
 
-        They are taken where all are finite. `every` is a field of the class, or 1; where one named
-        `stagger` is true, parameters take turns.
+        It is called in the first step and then in every `every`-th step. `every` is a field of the
+        class, and 1 without such a field. With a field `stagger` that is True, different parameters
+        refresh in different steps. If a new value is not finite, the matrix keeps its old state.
         """
         return {}
 
     def is_due(self, step: int) -> bool:
-        """Whether a step, counted from 0, refreshes, besides the first one of a parameter."""
+        """Return whether parameters refresh in a step, counted from 0.
+
+        The first step of a parameter always refreshes.
+        """
         return step % getattr(self, "every", 1) == 0
 
     @property
     def rhythm(self) -> str:
-        """When the class refreshes; `explain` asks."""
+        """The steps in which the class refreshes, in words for `explain`."""
         every = getattr(self, "every", 1)
         return f"in its first step and every {every} steps" if every > 1 else "in every step"
 
     def rows_of(self, name: str, param: Tensor) -> Sequence[int]:
-        """The rows of each matrix that a parameter is, as (first, rest); none where it is none."""
+        """Return the number of rows of each matrix in a parameter.
+
+        The rows are along the first dim, and all other dims are columns. Return an empty list for a
+        parameter that is no matrix.
+        """
         return [len(param)] if param.dim() > 1 and param.numel() else []
 
     @property
@@ -284,7 +375,7 @@ class TensorwiseTransform(Transform):
 
     @property
     def refreshes(self) -> bool:
-        """Whether the class has state that is renewed now and then."""
+        """Whether the class has state that it refreshes in some steps."""
         return type(self).refresh_matrix is not TensorwiseTransform.refresh_matrix
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
@@ -315,7 +406,10 @@ class TensorwiseTransform(Transform):
             )
 
     def rule(self, bucket: Bucket) -> Rule:
-        """Sharded tensors are made whole, since the function of a part is not part of it."""
+        """Return this transform as an engine runs it. It receives sharded tensors as a whole.
+
+        A function of a shard is not a shard of the function of the whole tensor.
+        """
         if not any(bucket.cohort.layouts):
             return super().rule(bucket)
         costs = [self.operations(p) for p in bucket.originals]
@@ -323,65 +417,71 @@ class TensorwiseTransform(Transform):
 
 
 class Pairs(Wrapped):
-    """A rule that sees complex tensors as real ones with a last dim of two."""
+    """A rule that receives complex tensors as real tensors with a last dim of 2."""
 
     def __init__(self, rule: Transform) -> None:
         self.inner = rule
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        real = {name: pairs(tensors) for name, tensors in state.items()}
+        real_state = {name: pairs(tensors) for name, tensors in state.items()}
         group |= {"params": pairs(group["params"]), "grads": pairs(group["grads"])}
-        return unpaired(updated(self.inner, pairs(u), real, group))
+        return unpaired(updated(self.inner, pairs(u), real_state, group))
 
     def affine(self, group: Group) -> tuple[Any, Any] | None:
-        return self.inner.affine(group)  # the same of complex numbers as of their parts
+        return self.inner.affine(group)  # real factors scale complex numbers and their parts alike
 
 
 class Gathered(Wrapped):
-    """A rule that sees whole tensors where this process holds a part of each."""
+    """A rule that receives whole tensors, gathered from the shards of all ranks."""
 
     def __init__(self, rule: TensorwiseTransform, bucket: Bucket) -> None:
-        self.inner, self.bucket = rule, bucket
+        self.inner = rule
+        self.bucket = bucket
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        bucket, held = self.bucket, self.bucket.held()
+        bucket = self.bucket
+        sharded_state = bucket.held()
         group |= {name: Joined([group[name]], bucket.whole) for name in ("params", "grads")}
-        whole: State = {}
-        for name, row in held.items():
-            gathered = [full(t).to(state[name].dtype) for t in row]
-            whole[name] = TensorList(gathered, owned=True)
-        flowing = TensorList(bucket.whole(u.own()), owned=True)
-        out = updated(self.inner, flowing, whole, group)
-        for name, row in held.items():
-            pairs = zip(whole[name], row, strict=True)
-            state[name].copy_(TensorList([part_of(new, layout_of(old)) for new, old in pairs]))
-        return TensorList(bucket.parts(out))
+        whole_state: State = {}
+        for name, sharded in sharded_state.items():
+            gathered = [full(t).to(state[name].dtype) for t in sharded]
+            whole_state[name] = TensorList(gathered, owned=True)
+        whole_u = TensorList(bucket.whole(u.own()), owned=True)
+        result = updated(self.inner, whole_u, whole_state, group)
+        for name, sharded in sharded_state.items():
+            both = zip(whole_state[name], sharded, strict=True)
+            state[name].copy_(TensorList([part_of(new, layout_of(old)) for new, old in both]))
+        return TensorList(bucket.parts(result))
 
 
 class Owned(Wrapped):
-    """A rule that sees whole tensors on the ranks that own them."""
+    """A rule that receives whole tensors, each on the rank that owns it."""
 
     def __init__(self, rule: TensorwiseTransform, bucket: Bucket, costs: Sequence[float]) -> None:
-        self.inner, self.bucket, self.costs = rule, bucket, costs
+        self.inner = rule
+        self.bucket = bucket
+        self.costs = costs
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         live = {name: value for name, value in group.items() if name not in ("params", "grads")}
-        beside = [group["params"].tensors] if "param" in self.inner.reads else []
+        params = [group["params"].tensors] if "param" in self.inner.reads else []
 
         def work(where: list[int], whole: list[Tensor], *params: list[Tensor]) -> list[Tensor]:
-            lists = {name: x for name, x in live.items() if isinstance(x, list)}  # of parameters
-            some = live | {name: [x[i] for i in where] for name, x in lists.items()}
+            owned = dict(live)
+            for name, values in live.items():
+                if isinstance(values, list):  # one value for each parameter
+                    owned[name] = [values[i] for i in where]
             if params:
-                some["params"] = TensorList(params[0])
-            return updated(self.inner, TensorList(whole, owned=True), {}, some).tensors
+                owned["params"] = TensorList(params[0])
+            return updated(self.inner, TensorList(whole, owned=True), {}, owned).tensors
 
         layouts = self.bucket.cohort.layouts
-        made = by_owners([u.tensors, *beside], layouts, owners_of(layouts, self.costs), work)
-        return u.copy_(TensorList(made))
+        results = by_owners([u.tensors, *params], layouts, owners_of(layouts, self.costs), work)
+        return u.copy_(TensorList(results))
 
 
 def pairs(tensors: TensorList) -> TensorList:
-    """Complex tensors as real ones with a last dim of two."""
+    """Return complex tensors as real tensors with a last dim of 2."""
     if not tensors.dtype.is_complex:
         return tensors
     real = [torch.view_as_real(t) if t.is_complex() else t for t in tensors.tensors]
@@ -389,5 +489,5 @@ def pairs(tensors: TensorList) -> TensorList:
 
 
 def unpaired(tensors: TensorList) -> TensorList:
-    """Real tensors with a last dim of two as complex ones: the inverse of `pairs`."""
+    """Return real tensors with a last dim of 2 as complex tensors: the inverse of `pairs`."""
     return TensorList([torch.view_as_complex(t) for t in tensors.tensors], owned=tensors.owned)

@@ -1,4 +1,4 @@
-"""UnknownKey: the error for a name that a rule reads and neither its state nor its group has."""
+"""UnknownKey: the error for a name that a rule reads although it does not exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIBRARIES = frozenset({__name__.partition(".")[0], "torch"})
 
 
 class UnknownKey(KeyError):
-    """A KeyError whose message is a sentence."""
+    """A KeyError that shows its message without quotes around it."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -22,15 +22,13 @@ class UnknownKey(KeyError):
 def explained(
     error: KeyError, link: Link, state: Collection[str], group: Collection[str]
 ) -> UnknownKey | None:
-    """Return the error that explains a KeyError from the rule of a link, or None.
-
-    None is for a KeyError that has another cause than a name that the rule reads in vain.
+    """Return an error that explains a KeyError from a rule, or None if it has another cause.
 
     Args:
-        error: What was raised.
-        link: The link.
-        state: The names of its state.
-        group: The names that its `group` has.
+        error: The error that the rule raised.
+        link: The link of the rule.
+        state: The names in its `state`.
+        group: The names in its `group`.
     """
     key = error.args[0] if error.args else None
     if isinstance(error, UnknownKey) or not isinstance(key, str) or not _is_raised_by_user(error):
@@ -44,7 +42,7 @@ def explained(
 
 
 def _is_raised_by_user(error: KeyError) -> bool:
-    """Whether the line that raised is in neither this library nor torch."""
+    """Return whether the line that raised the error is outside of this library and torch."""
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
@@ -53,7 +51,7 @@ def _is_raised_by_user(error: KeyError) -> bool:
 
 
 def _advice(rule: Any, key: str, known: Collection[str]) -> str:
-    """Return the end of the message, which says what to write."""
+    """Return the end of the error message: the code to write instead."""
     if key in type(rule).__dataclass_fields__:
         return f": {key} is a fixed argument, so read self.{key}, or annotate it with Live[...]"
     if why := unannotated(type(rule), key):

@@ -1,9 +1,9 @@
-"""Formats: how float32 numbers are kept in fewer bits.
+"""Formats: how float32 values are stored in fewer bits.
 
-A format belongs to the tensors of one list in one step. It says what is kept beside them, and has
-two ways: `widen` gives the numbers of a tensor, or of some of its entries, and `store` keeps new
-ones. Here that is plain torch, a tensor after the other; what a kernel does of each is in
-`engines/compiled/lists/storage_formats.py`.
+A format object belongs to the tensors of one list in one step. `widen` returns the float32 values
+of a tensor, or of some of its elements, and `store` stores new values. Some formats store a second
+tensor next to each tensor. The formats here are plain torch code that handles one tensor after
+another; `engines/compiled/lists/storage_formats.py` is what a kernel does for each format.
 """
 
 from torchzero_clip.core.formats.exact import Exact, lower, upper, wide_of
@@ -12,7 +12,17 @@ from torchzero_clip.core.formats.nearest import Nearest
 from torchzero_clip.core.formats.stochastic import Stochastic
 
 KEPT: dict[str, type[Kahan | Exact]] = {"kahan": Kahan, "exact": Exact}
-"""The roundings of parameters that keep a tensor beside each, as their formats."""
+"""The values of `rounding` that store a tensor next to each parameter, and their formats."""
 ROUNDINGS = ("nearest", "stochastic", *KEPT)
-__all__ = ["KEPT", "ROUNDINGS", "Exact", "Kahan", "Nearest", "Stochastic"]
-__all__ += ["lower", "upper", "wide_of"]
+"""The values of `rounding`."""
+__all__ = [
+    "KEPT",
+    "ROUNDINGS",
+    "Exact",
+    "Kahan",
+    "Nearest",
+    "Stochastic",
+    "lower",
+    "upper",
+    "wide_of",
+]

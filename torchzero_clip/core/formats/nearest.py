@@ -1,4 +1,4 @@
-"""Nearest: what torch does, which loses an update of less than half a unit in the last place."""
+"""Nearest: torch's own rounding, which loses an update of less than half an ULP."""
 
 from __future__ import annotations
 
@@ -8,32 +8,36 @@ import torch
 from torch import Tensor
 
 STAYED = 2**26
-"""What a kernel adds up for an entry that stays, where one that moves is 1."""
+"""The number that a kernel adds up for an element that stays the same. A move adds 1."""
 
 
 class Nearest:
-    """Numbers at the nearest that their dtype has; other formats say what they do otherwise.
+    """The format that rounds to the nearest value of the stored dtype, and base of other formats.
 
     Args:
-        beside: Tensors that are kept beside those of the list, one each.
-        meter: Where to add how many entries would have moved in float32, and how many of them
-            stayed.
+        beside: Tensors that are stored next to the tensors of the list, one for each.
+        meter: A tensor of two sums: how many elements would have moved in float32, and how many of
+            these stayed the same.
     """
 
     wide = False
-    """Whether links see the float32 numbers, and not those that are stored."""
+    """Whether links see the float32 values instead of the stored values."""
     whole = False
-    """Whether an update must come as a whole, where others are times a number."""
+    """Whether `move` needs the finished update, with the factor 1 and without a decay."""
 
     def __init__(self, beside: Sequence[Tensor] = (), meter: Tensor | None = None) -> None:
-        self.beside, self.meter = list(beside), meter
+        self.beside = list(beside)
+        self.meter = meter
 
     def widen(self, i: int, t: Tensor, at: int | None) -> Tensor:
-        """The float32 numbers of the i-th tensor, or of its entries from a place in its memory."""
+        """Return the float32 values of the i-th tensor.
+
+        If `at` is given, `t` is the part of that tensor that begins at this position of its memory.
+        """
         return t.float()
 
     def store(self, i: int, target: Tensor, at: int | None, values: Tensor) -> None:
-        """Keep float32 numbers in the i-th tensor, or in such entries of it."""
+        """Store float32 values in the i-th tensor, or in the part that begins at `at`."""
         if self.meter is None:
             target.copy_(values)
             return
@@ -42,7 +46,11 @@ class Nearest:
         self.meter += torch.stack([moves.sum(), (moves & (target.copy_(values) == before)).sum()])
 
     def count(self, sums: Tensor, sizes: Sequence[int]) -> None:
-        """Add what kernels have added up of tensors of these sizes; in larger ones all move."""
+        """Add the sums of kernels over tensors of these sizes to the meter.
+
+        A sum cannot tell both counts for a tensor with more than `STAYED` elements. All elements of
+        such a tensor count as moving.
+        """
         assert self.meter is not None
         stay = (sums / STAYED).floor()
         large = torch.tensor([size if size > STAYED else 0 for size in sizes], device=sums.device)
@@ -50,16 +58,16 @@ class Nearest:
         self.meter += torch.stack([moves.sum(), stay.sum()])
 
     def move(self, i: int, target: Tensor, at: int | None, u: Tensor, a: float, b: float) -> None:
-        """w ← (1 - b) w - a u"""
+        """Compute w ← (1 - b) w - a u for the i-th tensor, or for the part that begins at `at`."""
         x = self.widen(i, target, at)
         x = x.mul_(1 - b) if b else x
         self.store(i, target, at, x.sub_(u, alpha=a))
 
     def follows(self, i: int, t: Tensor) -> bool:
-        """Whether entries of a tensor like the i-th can be told by their place in its memory."""
+        """Return whether `at` alone locates the parts of a tensor like the i-th."""
         return not self.beside or self.beside[i].is_contiguous()
 
     def _beside(self, i: int, t: Tensor, at: int | None) -> Tensor:
-        """What is kept beside these entries."""
-        kept = self.beside[i]
-        return kept if at is None else kept.view(-1)[at : at + t.numel()]
+        """Return the elements that are stored next to the elements of `t`."""
+        stored = self.beside[i]
+        return stored if at is None else stored.view(-1)[at : at + t.numel()]

@@ -1,8 +1,8 @@
-"""Stochastic: float32 numbers in 16 bits, up or down as random bits decide.
+"""Stochastic rounding: float32 values in 16 bits, rounded up or down by random bits.
 
 The bits are a hash of a seed, the step, the parameter and the element. So they are the same in
-every engine and however a parameter is sharded, and a run that goes on from a checkpoint has those
-that it would have had.
+every engine, and they do not depend on how a parameter is sharded. A run that resumes from a
+checkpoint has the bits of the uninterrupted run.
 """
 
 from __future__ import annotations
@@ -16,20 +16,26 @@ from torch import Tensor
 from torchzero_clip.core.formats.nearest import Nearest
 from torchzero_clip.core.sharding.layout import Layout, local
 
-DRAWS, ROUNDS = ("state/seed", "state/step"), ("rounding/seed", "rounding/step")
-"""The seed and the count of steps, in the chain of every group: for state, and for parameters."""
-DROPPED = {torch.bfloat16: 16, torch.float16: 13}  # the bits that float32 has more
+DRAWS = ("state/seed", "state/step")
+"""The keys of the seed and the step count for rounding state, in the chain dict of every group."""
+ROUNDS = ("rounding/seed", "rounding/step")
+"""The same for rounding parameters."""
+DROPPED = {torch.bfloat16: 16, torch.float16: 13}
+"""The number of mantissa bits that float32 has and this dtype has not."""
 SCALE = {torch.bfloat16: 1.0, torch.float16: 2.0**-112}  # see `carried`
 
 
 def mix_(x: Tensor) -> Tensor:
-    """A hash of whole numbers of 32 bits, by the factors of lowbias32; kernel.h has the same."""
+    """Return a hash of 32-bit integers, with the factors of lowbias32, in their memory.
+
+    `kernel.h` has the same function.
+    """
     x = _stirred(x)
     return x.bitwise_xor_(_high(x))
 
 
 def halves_(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The lower and the upper half of that hash."""
+    """Return the lower and the upper 16 bits of `mix_(x)`."""
     x = _stirred(x)
     high = _high(x)
     return x.bitwise_xor_(high).bitwise_and_(0xFFFF), high
@@ -45,23 +51,28 @@ def _high(x: Tensor) -> Tensor:
 
 
 def carried(x: Tensor, noise: Tensor, dtype: torch.dtype) -> Tensor:
-    """Float32 numbers at one of their two neighbours in `dtype`, at the nearer more often.
+    """Return each float32 value as one of its two neighbors in `dtype`, mostly the nearer one.
 
-    Noise in the bits that are dropped carries into those that stay as often as it should. Float16
-    has denormals below 2^-14 where float32 has them below 2^-126: 2^-112 makes these the same.
+    Noise is added to the bits that are dropped. The sum carries into the bits that stay with the
+    probability of rounding up. Float16 has denormals below 2^-14, and float32 below 2^-126. So for
+    float16 the values are multiplied by 2^-112 meanwhile, which gives both the same denormals.
     """
-    bits, scale = DROPPED[dtype], SCALE[dtype]
+    bits = DROPPED[dtype]
+    scale = SCALE[dtype]
     scaled = x.mul(scale) if scale != 1 else x
     sums = noise.add_(scaled.view(torch.int32)).bitwise_and_(-(2**bits)).view(torch.float32)
     sums = sums.div_(scale) if scale != 1 else sums
-    return sums.clamp_(x, sums)  # NaN where x is
+    return sums.clamp_(x, sums)  # keeps a NaN of x
 
 
 def rounded(x: Tensor, key: Tensor, start: Tensor, half: int) -> Tensor:
-    """Float32 numbers in 16 bits, rounded up or down by one half of a hash of key and element.
+    """Return float32 values in 16 bits, rounded by one half of a hash of key and element.
 
-    `start` is the first of the elements, which then are one after another, or all of them. A half
-    of 0 or 1 is for bfloat16, 2 or 3 for float16.
+    Args:
+        x: The values.
+        key: The key of the parameter in this step.
+        start: The index of the first element if the others follow it, or the index of each element.
+        half: The half of the hash: 0 or 1 for bfloat16, 2 or 3 for float16.
     """
     dtype = torch.float16 if half > 1 else torch.bfloat16
     if start.dim() == 0:
@@ -71,52 +82,54 @@ def rounded(x: Tensor, key: Tensor, start: Tensor, half: int) -> Tensor:
 
 
 class Elements:
-    """The elements of parameters: the place that each entry has in the memory of the whole one.
+    """The index of each element in the memory of its whole parameter, also for shards.
 
     Args:
         params: The parameters, whole or sharded.
-        layouts: Of each parameter, where it is sharded.
+        layouts: The layout of each parameter, or None if it is not sharded.
     """
 
     def __init__(self, params: Sequence[Tensor], layouts: Sequence[Layout | None]) -> None:
         alike = [torch.empty_strided(p.shape, p.stride(), device="meta") for p in params]
-        self.strides = [torch.empty_like(t).stride() for t in alike]  # those have no gaps
+        self.strides = [torch.empty_like(t).stride() for t in alike]  # `empty_like` leaves no gaps
         here = [torch.empty(local(p).shape, device="meta") for p in params]
         self.contiguous = all([self.follow(i, t) for i, t in enumerate(here)])
-        """Whether the elements of contiguous tensors like these are in order in their memory."""
+        """Whether the elements of contiguous tensors like these have consecutive indices."""
         starts = list(map(_start, layouts, self.strides))
         self.starts = torch.tensor(starts, dtype=torch.int32, device=params[0].device)
 
     def follow(self, i: int, t: Tensor) -> bool:
-        """Whether the elements of a tensor like the i-th are one after another in its memory."""
+        """Return whether the elements of a tensor like the i-th have consecutive indices."""
         sides = zip(t.shape, t.stride(), self.strides[i], strict=True)
-        rows = [(n, stride, whole) for n, stride, whole in sides if n > 1]
-        last = sum([(n - 1) * stride for n, stride, _ in rows])
-        return last < max(t.numel(), 1) and all([stride == whole for _, stride, whole in rows])
+        dims = [(n, stride, whole) for n, stride, whole in sides if n > 1]
+        last = sum([(n - 1) * stride for n, stride, _ in dims])
+        return last < max(t.numel(), 1) and all([stride == whole for _, stride, whole in dims])
 
     def index(self, i: int, t: Tensor) -> Tensor:
-        """The element of every entry of a tensor like the i-th."""
-        out = self.starts[i].to(torch.int64)
+        """Return the index of every element of a tensor like the i-th."""
+        index = self.starts[i].to(torch.int64)
         for d, (n, stride) in enumerate(zip(t.shape, self.strides[i], strict=True)):
             along = torch.arange(n, device=t.device) * stride
-            out = out + along.view(-1, *[1] * (t.dim() - d - 1))
-        return out.to(torch.int32)
+            index = index + along.view(-1, *[1] * (t.dim() - d - 1))
+        return index.to(torch.int32)
 
 
 class Stochastic(Nearest):
-    """Numbers at one of their two neighbours, at the nearer more often.
+    """A format that rounds each value to one of its two neighbors, mostly to the nearer one.
 
     Args:
-        keys: A whole number for each tensor, which draws in this step.
+        keys: An integer for each tensor, which is another one in every step.
         elements: The elements of the parameters.
-        half: Which 16 of the 32 bits of an element are its own; 2 more for float16.
+        half: The half of the hash: 0 or 1 for bfloat16, 2 or 3 for float16.
     """
 
     whole = True
 
     def __init__(self, keys: Tensor, elements: Elements, half: int = 0) -> None:
         super().__init__()
-        self.keys, self.elements, self.half = keys, elements, half
+        self.keys = keys
+        self.elements = elements
+        self.half = half
 
     def store(self, i: int, target: Tensor, at: int | None, values: Tensor) -> None:
         elements = self.elements
@@ -128,15 +141,16 @@ class Stochastic(Nearest):
 
 
 def keys_of(places: Sequence[int], numbers: Sequence[int], device: torch.device) -> Tensor:
-    """A whole number for each place, a hash of it and of some numbers."""
-    keys = mix_(torch.tensor(places, dtype=torch.int32, device=device))  # apart from a number
+    """Return an integer for each place, a hash of the place and of some numbers."""
+    # hashed once before the numbers are mixed in, so that place 1 and number 2 differ from 2 and 1
+    keys = mix_(torch.tensor(places, dtype=torch.int32, device=device))
     for number in numbers:
         keys = mix_(keys.bitwise_xor_(_signed(number)))
     return keys
 
 
 def prepare_draws(groups: Sequence[Mapping[str, Any]], draws: tuple[str, str]) -> None:
-    """Put the seed and the count of steps into the groups that have none."""
+    """Add the seed and the step count to the groups that have none."""
     seed, step = draws
     for group in groups:
         chain = group["chain"]
@@ -147,7 +161,7 @@ def prepare_draws(groups: Sequence[Mapping[str, Any]], draws: tuple[str, str]) -
 
 
 def _start(layout: Layout | None, strides: Sequence[int]) -> int:
-    """The first element of the part that is here, as a whole number of 32 bits."""
+    """Return the index of the first element of the shard of this rank, as an int32."""
     if layout is None:
         return 0
     ends = layout.extents(layout.mesh.get_coordinate())
@@ -156,5 +170,5 @@ def _start(layout: Layout | None, strides: Sequence[int]) -> int:
 
 
 def _signed(x: int) -> int:
-    """A whole number of 32 bits, as int32 has it."""
+    """Return the signed 32-bit integer with the lowest 32 bits of x."""
     return (x + 2**31) % 2**32 - 2**31

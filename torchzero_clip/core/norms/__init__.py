@@ -1,4 +1,4 @@
-"""Norms, right to 1e-6 whatever the size and range: what knows about precision."""
+"""Norms: measured with a relative error of at most 1e-6, for any size and range of the tensors."""
 
 from torchzero_clip.core.norms.measures import (
     NAMED,

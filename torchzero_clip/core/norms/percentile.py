@@ -1,4 +1,4 @@
-"""Percentiles of magnitudes."""
+"""Percentiles of the absolute values of tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIGIT = 16  # bits that are counted at a time
 
 @as_one_operator
 def percentile(tensors: Sequence[Tensor], p: float | Tensor) -> Tensor:
-    """The p-th percentile of all magnitudes: one of them, the nearest below."""
+    """Return the p-th percentile of all absolute values, rounded down to one of the values."""
     last = sum([t.numel() for t in tensors]) - 1
     if last > PIECE // 2 and readable(tensors[0]) and all_real(list(tensors)):
         return _counted(tensors, int(float(p) * last / 100))
@@ -28,54 +28,58 @@ def percentile(tensors: Sequence[Tensor], p: float | Tensor) -> Tensor:
 
 
 def percentiles(tensors: Sequence[Tensor], p: float | Tensor) -> list[Tensor]:
-    """The p-th percentile of the magnitudes of each tensor."""
+    """Return the p-th percentile of the absolute values of each tensor."""
     return in_stacks(tensors, partial(_of_rows, p=p), lambda t: percentile([t], p))
 
 
 def percentiles_of_ranks(
     tensors: Sequence[Tensor], shares: Sequence[float | Tensor], group: Any
 ) -> Tensor:
-    """Return percentiles of the magnitudes on all ranks of a process group, one for each share.
+    """Return percentiles of the absolute values on all ranks of a process group, one per share.
 
-    The ranks count digits of 16 bits and add their counts, since they cannot know how many entries
-    the others have. As integers, floats that are not negative keep their order.
+    A rank does not know how many values the other ranks have. So the ranks count digits of 16 bits
+    and add up their counts. As integers, non-negative floats have the same order.
     """
     bits = torch.cat([t.reshape(-1).abs().double() for t in tensors]).view(torch.int64)
     size = torch.full((1,), bits.numel(), dtype=torch.int64, device=bits.device)
     last = sum_(size, group).double() - 1
     ranks = torch.cat([share * last / 100 for share in shares]).floor().long().clamp(min=0)
-    found = torch.zeros_like(ranks)
+    prefixes = torch.zeros_like(ranks)  # the digits that are already known, for each share
     for shift in range(64 - DIGIT, -1, -DIGIT):
         digits = bits.bitwise_right_shift(shift).bitwise_and(2**DIGIT - 1)
         above = bits.bitwise_right_shift(shift).bitwise_right_shift(DIGIT)
-        inside = above == found.unsqueeze(1)  # for each share the entries that begin like it
+        inside = above == prefixes.unsqueeze(1)  # the values that begin with the known digits
         counts = torch.zeros(len(ranks), 2**DIGIT, dtype=torch.int64, device=bits.device)
         counts = counts.index_add(1, digits, inside.long())
         upto = sum_(counts, group).cumsum(1)
         digit = (upto <= ranks.unsqueeze(1)).sum(1, keepdim=True).clamp(max=2**DIGIT - 1)
         below = upto.gather(1, (digit - 1).clamp(min=0)).where(digit > 0, 0)
         ranks = ranks - below.squeeze(1)
-        found = found.bitwise_left_shift(DIGIT) + digit.squeeze(1)
-    return found.view(torch.float64)
+        prefixes = prefixes.bitwise_left_shift(DIGIT) + digit.squeeze(1)
+    return prefixes.view(torch.float64)
 
 
 def _of_rows(stack: Tensor, p: float | Tensor) -> Tensor:
-    """The p-th percentile of the magnitudes of each tensor of a stack."""
+    """Return the p-th percentile of the absolute values of each tensor of a stack."""
     rows = stack.flatten(1).abs()
     last = rows.shape[1] - 1
     if last < 0:
         return rows.new_zeros(len(rows))
-    if isinstance(p, Tensor):  # as a number it would have to be read on the host
+    if isinstance(p, Tensor):  # to make it a number would synchronize with the device
         index = (p * last / 100).to(rows.device).floor().long().view(1)
         return rows.sort(dim=1).values.index_select(1, index).squeeze(1)
     return rows.kthvalue(int(p * last / 100) + 1, dim=1).values
 
 
 def _counted(tensors: Sequence[Tensor], rank: int) -> Tensor:
-    """The magnitude of that rank, sixteen bits at a time: as integers, floats have their order."""
+    """Return the absolute value of a rank (from 0), found by counting 16 bits at a time.
+
+    As integers, non-negative floats have the same order.
+    """
     double = torch.float64 in {t.dtype for t in tensors}
     dtype, whole = (torch.float64, torch.int64) if double else (torch.float32, torch.int32)
-    bits, prefix = 8 * whole.itemsize, 0
+    bits = 8 * whole.itemsize
+    prefix = 0
     for shift in range(bits - DIGIT, -1, -DIGIT):
         counts = torch.zeros(2**DIGIT, dtype=torch.int64, device="cpu")
         for t in tensors:

@@ -1,4 +1,4 @@
-"""Inner products of pairs of tensors: products and sums in float64."""
+"""Inner products of pairs of tensors, with products and sums in float64."""
 
 from __future__ import annotations
 
@@ -16,39 +16,45 @@ from torchzero_clip.core.tensor_kinds import wide
 from torchzero_clip.core.torch_private import foreach
 
 Factors = tuple[Tensor, Tensor, Sequence[Tensor]]
+"""Two vectors, and the scale to divide each by: two scales, or none."""
 
 
 @as_one_operator
 def products(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-    """The inner product of each pair, a column each in the form of sums: of complex ones its real
-    part. Products of float64 stay in range, as norms do.
+    """Return the inner product of each pair, as a column with its real part and zero.
+
+    Products of float64 stay in range, as norms do.
     """
     pairs = [_flat(a, b) for a, b in zip(some, others, strict=True)]
-    double = any([a.dtype in DOUBLE or b.dtype in DOUBLE for a, b in pairs])
-    scales = [safe_scale(largest(list(row))) for row in zip(*pairs, strict=True)] if double else []
+    scales: list[Tensor] = []
+    if any([a.dtype in DOUBLE or b.dtype in DOUBLE for a, b in pairs]):
+        scales = [safe_scale(largest(list(side))) for side in zip(*pairs, strict=True)]
+    scales_of = [scale.unbind() for scale in scales]
     size = CHUNK if readable(pairs[0][0]) else portion(some, MOST)
-    parts = [list(zip(a.split(size), b.split(size), strict=True)) for a, b in pairs]
-    lengths, columns = [len(row) for row in parts], [scale.unbind() for scale in scales]
-    by = zip(parts, zip(*columns, strict=True) if columns else [()] * len(parts), strict=True)
-    rows = [(a, b, scale) for row, scale in by for a, b in row]
+    rows: list[Factors] = []
+    lengths: list[int] = []
+    for i, (a, b) in enumerate(pairs):
+        parts = list(zip(a.split(size), b.split(size), strict=True))
+        rows += [(x, y, [column[i] for column in scales_of]) for x, y in parts]
+        lengths.append(len(parts))
     together = batches([None] * len(rows), [a.numel() for a, _, _ in rows], size)
-    every = real = torch.cat([_sums([rows[k] for k in some]) for some in together])
+    real = torch.cat([_sums([rows[k] for k in batch]) for batch in together])
     if max(lengths) > 1:
-        real = torch.stack([part.sum() for part in every.split(lengths)])
+        real = torch.stack([part.sum() for part in real.split(lengths)])
     for scale in scales:
         real = real * scale
     return torch.stack([real, torch.zeros_like(real)])
 
 
 def entrywise(a: Tensor, b: Tensor) -> Tensor:
-    """The products of entries, whose sums are inner products."""
+    """Return the products of elements, whose sum is the inner product."""
     if a.is_complex() or b.is_complex():
         return (a.to(torch.complex128).conj() * b).real
     return _product(a, b, ())
 
 
 def _flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Two tensors as vectors of real numbers, entry beside entry."""
+    """Return two tensors as vectors of real numbers, with corresponding elements."""
     if a.is_complex() or b.is_complex():
         kind = torch.promote_types(a.dtype, b.dtype)
         a, b = [torch.view_as_real(x.to(kind).resolve_conj()) for x in (a, b)]
@@ -56,15 +62,17 @@ def _flat(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sums(rows: Sequence[Factors]) -> Tensor:
-    """The inner products of some pairs."""
+    """Return the inner products of some pairs."""
     some, others, scales = map(list, zip(*rows, strict=True))
     if not shares(some):
         return totals([_product(*row) for row in rows])[0]
-    made, right = [copies(x, wide(some[0].device)) for x in (some, others)]
-    for side, by in zip((made, right), zip(*scales, strict=True), strict=False):
-        foreach("div_", side, list(by))
-    foreach("mul_", made, right)
-    return totals(made)[0]
+    left = copies(some, wide(some[0].device))
+    right = copies(others, wide(some[0].device))
+    if scales[0]:
+        foreach("div_", left, [scale for scale, _ in scales])
+        foreach("div_", right, [scale for _, scale in scales])
+    foreach("mul_", left, right)
+    return totals(left)[0]
 
 
 def _product(a: Tensor, b: Tensor, scales: Sequence[Tensor]) -> Tensor:

@@ -1,7 +1,7 @@
-"""Shards: the statistics of all parts of a tensor, by one collective.
+"""Statistics of sharded tensors: one collective for all tensors on one mesh.
 
-What links measure of the part here is a few numbers a tensor; those of all ranks are gathered at
-once and merged, so that every rank knows the same norms to the last bit.
+The statistic of a shard is a few numbers. All ranks gather the statistics of all shards at once and
+merge them, so every rank has bitwise identical norms.
 """
 
 from __future__ import annotations
@@ -18,110 +18,131 @@ from torchzero_clip.core.norms.measures import Measure, merge
 from torchzero_clip.core.sharding.collectives import gather
 from torchzero_clip.core.sharding.layout import Layout
 from torchzero_clip.core.sharding.ranks import coordinates_of, dims_of, groups_of
-from torchzero_clip.core.stacks import batches, in_order
+from torchzero_clip.core.stacks import batches
 from torchzero_clip.core.torch_private import without_modes
 
 Dims = tuple[int, ...]
 
 
 class Plan(NamedTuple):
-    """A plan of how the statistics of the shards on one mesh become those of whole tensors."""
+    """How the statistics of the shards on one mesh are merged into statistics of whole units.
 
-    width: int  # columns that each rank sends
-    columns: Tensor  # (units, shards of a unit): the column among all that were gathered
-    entries: Tensor  # (units, shards of a unit): the entries that each stands for
-    lengths: tuple[int, ...]  # units of each tensor
+    Attributes:
+        width: The number of columns that each rank sends.
+        columns: For each unit, the columns of its shards among all gathered columns.
+        entries: For each unit, the numbers of elements of these shards.
+        lengths: For each tensor, the number of its units.
+    """
+
+    width: int
+    columns: Tensor
+    entries: Tensor
+    lengths: tuple[int, ...]
 
 
 class Gathering(NamedTuple):
-    """What is gathered at once: the tensors on one mesh; those on none, which are whole here, have
-    no plan.
+    """The tensors on one mesh, whose statistics are gathered in one collective.
+
+    Attributes:
+        where: The indices of the tensors.
+        mesh: The mesh, or None for tensors that this rank has as a whole.
+        dims: The dims of the mesh to gather over.
+        plan: How the gathered statistics are merged, or None without a mesh.
     """
 
-    where: list[int]  # the places of the tensors
+    where: list[int]
     mesh: Any
-    dims: tuple[int, ...]  # of the mesh
+    dims: tuple[int, ...]
     plan: Plan | None
 
-    def merged(self, mine: Tensor, m: Measure) -> Tensor:
-        """Statistics of whole units from those of the parts here."""
+    def merged(self, stats: Tensor, m: Measure) -> Tensor:
+        """Return the statistics of whole units from the statistics on this rank."""
         if self.plan is None:
-            return mine
-        every = _gather(mine, groups_of(self.mesh, self.dims), self.plan.width)
-        return merge(every[:, self.plan.columns], self.plan.entries.to(mine.dtype), m)
+            return stats
+        gathered = _gather(stats, groups_of(self.mesh, self.dims), self.plan.width)
+        return merge(gathered[:, self.plan.columns], self.plan.entries.to(stats.dtype), m)
 
 
 def gatherings(
     layouts: Sequence[Layout | None], dims: Sequence[Dims | None], device: torch.device, world: Any
 ) -> list[Gathering]:
-    """How statistics are gathered, for each mesh.
+    """Return the gatherings of statistics, one for each mesh.
 
     Args:
-        layouts: Of each tensor.
-        dims: What a unit is of each tensor: its slices along these dims, or (None) all of it.
-        device, world: Where the statistics are: see `_plan`.
+        layouts: The layout of each tensor.
+        dims: The dims that the units of each tensor run along. None means that the tensor is one
+            unit.
+        device: The device of the statistics.
+        world: The mode of fake statistics, or None: see `_plan`.
     """
     meshes = [layout.mesh if layout and layout.split else None for layout in layouts]
 
-    def on(some: list[int]) -> Gathering:
-        if meshes[some[0]] is None:
-            return Gathering(some, None, (), None)
-        alike: Any = tuple([layouts[i] for i in some])
-        mesh, over, along = meshes[some[0]], dims_of(alike), tuple([dims[i] for i in some])
+    def on_one_mesh(where: list[int]) -> Gathering:
+        mesh = meshes[where[0]]
+        if mesh is None:
+            return Gathering(where, None, (), None)
+        alike: Any = tuple([layouts[i] for i in where])
+        over = dims_of(alike)
+        along = tuple([dims[i] for i in where])
         plan = _plan(alike, along, coordinates_of(mesh, over), device, world)
-        return Gathering(some, mesh, over, plan)
+        return Gathering(where, mesh, over, plan)
 
-    return list(map(on, batches(meshes)))
+    return list(map(on_one_mesh, batches(meshes)))
 
 
 def merge_shards(
-    stats: Tensor, lengths: Sequence[int], every: Sequence[Gathering], m: Measure
+    stats: Tensor, lengths: Sequence[int], gatherings: Sequence[Gathering], m: Measure
 ) -> Tensor:
-    """Statistics of whole units from those of the parts here: one collective for each mesh.
+    """Return the statistics of whole units, with one collective for each mesh.
 
     Args:
-        stats: A column for each unit here.
-        lengths: How many columns each tensor has.
-        every: How they are gathered.
-        m: What was measured.
+        stats: The statistics on this rank, a column for each unit.
+        lengths: The number of columns of each tensor.
+        gatherings: How the statistics are gathered.
+        m: The measure of the statistics.
     """
-    if len(every) == 1:
-        return every[0].merged(stats, m)
-    pieces, of = stats.split(list(lengths), dim=1), {x.where[0]: x for x in every}
-
-    def merged(some: list[int]) -> Sequence[Tensor]:
-        here, gathering = [pieces[i] for i in some], of[some[0]]
-        if gathering.plan is None:
-            return here
-        whole = gathering.merged(torch.cat(here, dim=1), m)
-        return whole.split(gathering.plan.lengths, dim=1)
-
-    return torch.cat(in_order([x.where for x in every], merged), dim=1)
+    if len(gatherings) == 1:
+        return gatherings[0].merged(stats, m)
+    columns = list(stats.split(list(lengths), dim=1))
+    for gathering in gatherings:
+        if gathering.plan is not None:
+            here = torch.cat([columns[i] for i in gathering.where], dim=1)
+            whole = gathering.merged(here, m).split(gathering.plan.lengths, dim=1)
+            for i, x in zip(gathering.where, whole, strict=True):
+                columns[i] = x
+    return torch.cat(columns, dim=1)
 
 
 def across(
     stats: Tensor, sizes: Tensor, m: Measure, positions: Sequence[int], count: int, group: Any
 ) -> tuple[Tensor, Tensor]:
-    """Statistics and sizes of units that go on in the other processes of a group.
+    """Return statistics and sizes of units whose tensors are spread over a process group.
 
-    `positions` are those of the units here among the `count` that there may be in all.
+    Args:
+        stats: The statistics on this rank, a column for each unit.
+        sizes: The numbers of elements on this rank.
+        m: The measure of the statistics.
+        positions: The position of each unit among all units of the group.
+        count: The number of all units.
+        group: The process group.
     """
-    mine = dict(zip(positions, torch.cat([stats, sizes.unsqueeze(0)]).unbind(1), strict=True))
-    none = torch.zeros(len(stats) + 1, dtype=stats.dtype, device=stats.device)
-    columns = [mine.get(i, none) for i in range(count)]
-    every = gather(torch.stack(columns, dim=1), group).permute(1, 2, 0)
-    here = torch.stack([every[:, i] for i in positions], dim=1)
-    return merge(here[:-1], here[-1], m), here[-1].sum(dim=1)
+    here = dict(zip(positions, torch.cat([stats, sizes.unsqueeze(0)]).unbind(1), strict=True))
+    zeros = torch.zeros(len(stats) + 1, dtype=stats.dtype, device=stats.device)
+    columns = torch.stack([here.get(i, zeros) for i in range(count)], dim=1)
+    gathered = gather(columns, group).permute(1, 2, 0)
+    units = torch.stack([gathered[:, i] for i in positions], dim=1)
+    return merge(units[:-1], units[-1], m), units[-1].sum(dim=1)
 
 
-def _gather(mine: Tensor, groups: Sequence[Any], width: int) -> Tensor:
-    """The columns of all ranks side by side, and a last one of zeros."""
-    rows, missing = len(mine), width - mine.shape[1]
-    sent = torch.nn.functional.pad(mine, (0, missing)) if missing else mine
+def _gather(stats: Tensor, groups: Sequence[Any], width: int) -> Tensor:
+    """Return the columns of all ranks next to each other, and a last column of zeros."""
+    rows = len(stats)
+    missing = width - stats.shape[1]
+    sent = torch.nn.functional.pad(stats, (0, missing)) if missing else stats
     for group in groups:
         sent = gather(sent, group)
-    every = sent.view(-1, rows, width).transpose(0, 1).reshape(rows, -1)
-    return torch.cat([every, every.new_zeros(rows, 1)], dim=1)
+    columns = sent.view(-1, rows, width).transpose(0, 1).reshape(rows, -1)
+    return torch.cat([columns, columns.new_zeros(rows, 1)], dim=1)
 
 
 @functools.lru_cache(maxsize=256)
@@ -132,19 +153,21 @@ def _plan(
     device: torch.device,
     world: Any,
 ) -> Plan:
-    """The plan of shapes and placements alone, on a device: process groups may be made anew for
-    equal meshes. Fake tensors have a `world` of their own, and none of its tensors.
+    """Return the plan for tensors on one mesh, from the shards of the ranks at these coordinates.
+
+    The plan has no process groups, because equal meshes may have other groups later. `world` is the
+    mode of fake tensors, or None: a plan for fake tensors has tensors of their mode.
     """
     with without_modes():
         along = [d or range(len(x.shape)) for x, d in zip(layouts, dims, strict=True)]
-        shapes = [
+        shapes = [  # of the grid of units of each tensor
             [1 if d in along_t else n for d, n in enumerate(x.shape)]
             for x, along_t in zip(layouts, along, strict=True)
         ]
         lengths = [math.prod(shape) for shape in shapes]
         numbered = torch.arange(sum(lengths)).split(lengths)
         blocks: list[tuple[Tensor, int, int, int]] = []  # units, sender, its first column, entries
-        filled = torch.zeros(sum(lengths), dtype=torch.long)  # how many shards of a unit are known
+        filled = torch.zeros(sum(lengths), dtype=torch.long)  # known shards of each unit
         width = 0
         for sender, coordinate in enumerate(coordinates):
             column = 0
@@ -152,7 +175,7 @@ def _plan(
                 ends = layout.extents(coordinate)
                 here = [slice(None) if d in along[t] else slice(*end) for d, end in enumerate(ends)]
                 units = numbered[t].view(shapes[t])[tuple(here)].reshape(-1)
-                # along the others, all have equal copies
+                # along the other dims of the mesh, all ranks have equal shards: take the first
                 idle = set(range(len(coordinate))) - layout.split
                 if all([coordinate[d] == coordinates[0][d] for d in idle]):
                     entries = math.prod([ends[d][1] - ends[d][0] for d in along[t]])

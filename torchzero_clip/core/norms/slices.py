@@ -18,9 +18,12 @@ from torchzero_clip.core.tensor_kinds import wide
 class SliceRows(NamedTuple):
     """The slices of some tensors.
 
-    `shapes` are those of a number for each slice of a tensor, and `dims` those that slices run
-    along; `lengths` and `counts` say how long they are and how many. `whole`: each lies in one
-    piece, behind the one before it.
+    Attributes:
+        shapes: For each tensor, the shape of a tensor with one number per slice.
+        dims: For each tensor, the dims that its slices run along.
+        lengths: For each tensor, the number of elements of a slice.
+        counts: For each tensor, the number of slices.
+        whole: Whether each slice is contiguous in memory and follows the slice before it.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -31,7 +34,7 @@ class SliceRows(NamedTuple):
 
 
 class OfRows(list[Tensor]):
-    """A number for each slice of the tensors of a list, which lie in one vector."""
+    """A list of tensors with one number per slice, which are parts of one vector."""
 
     vector: Tensor
     rows: SliceRows
@@ -40,10 +43,11 @@ class OfRows(list[Tensor]):
 def rows_of(
     tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]], dims: Sequence[tuple[int, ...]]
 ) -> SliceRows:
-    """The slices of tensors along dims, whose numbers have these shapes."""
-    whole, counts = True, tuple(map(math.prod, shapes))
+    """Return the slices of tensors along dims; `shapes` have one number per slice."""
+    whole = True
+    counts = tuple(map(math.prod, shapes))
     for t, shape in zip(tensors, shapes, strict=True):
-        cut = [n > 1 for n in shape]  # the dims that go from slice to slice
+        cut = [n > 1 for n in shape]  # the dims that lead from slice to slice
         inside = [d for d, n in enumerate(t.shape) if n > 1 and not cut[d]]
         whole = whole and not any(cut[min(inside, default=len(cut)) :]) and t.numel() > 0
     lengths = [t.numel() // max(n, 1) for t, n in zip(tensors, counts, strict=True)]
@@ -51,18 +55,19 @@ def rows_of(
 
 
 def of_rows(vector: Tensor, rows: SliceRows) -> list[Tensor]:
-    """The entries of a vector as a number for each slice."""
+    """Return the elements of a vector as tensors with one number per slice."""
     parts = zip(vector.split(rows.counts), rows.shapes, strict=True)
-    made = [part.view(shape) for part, shape in parts]
+    views = [part.view(shape) for part, shape in parts]
     if torch.compiler.is_compiling():
-        return made
-    found = OfRows(made)
-    found.vector, found.rows = vector, rows
-    return found
+        return views
+    of_vector = OfRows(views)
+    of_vector.vector = vector
+    of_vector.rows = rows
+    return of_vector
 
 
 def slice_statistics(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
-    """The statistic of each slice along `dims`, a column each; zeros where there are none."""
+    """Return the statistic of each slice along `dims`, as columns; zeros for empty slices."""
     if not dims or x.numel() == 0:
         lengths = [1 if d in dims or not dims else n for d, n in enumerate(x.shape)]
         return torch.zeros(m.rows, math.prod(lengths), dtype=wide(x.device), device=x.device)
@@ -70,7 +75,7 @@ def slice_statistics(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
     most = max(PIECE // 2 * len(x) // x.numel(), 1)
     if not readable(x) or most >= len(x):
         return _slice_statistics(x, dims, m)
-    blocks = x.split(most)  # so that float64 copies stay in the cache
+    blocks = x.split(most)  # so small that the float64 copies stay in the cache
     stats = [_slice_statistics(block, dims, m) for block in blocks]
     if 0 not in dims:
         return torch.cat(stats, dim=1)
@@ -82,18 +87,19 @@ def slice_statistics(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
 def statistics_of_slices(
     tensors: Sequence[Tensor], dims: Sequence[tuple[int, ...]], m: Measure
 ) -> list[Tensor]:
-    """The statistics of the slices of each tensor along its dims."""
+    """Return the statistics of the slices of each tensor along its dims."""
 
     def of_stack(x: Tensor, along: tuple[int, ...]) -> Tensor:
-        made = slice_statistics(x, tuple([d + 1 for d in along]) if along else (), m)
-        each = made.view(m.rows, len(x), -1) if along else made.new_zeros(m.rows, len(x), 1)
-        return each.transpose(0, 1)
+        if not along:
+            return x.new_zeros(len(x), m.rows, 1, dtype=wide(x.device))
+        stats = slice_statistics(x, _in_stack(along), m)
+        return stats.view(m.rows, len(x), -1).transpose(0, 1)
 
     return in_stacks(tensors, of_stack, lambda t, along: slice_statistics(t, along, m), dims)
 
 
 def along(grids: Sequence[Tensor], dims: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """The norms of grids along some of their dims, at each of their entries."""
+    """Return the norms of grids along some of their dims, at each of their elements."""
 
     def of_one(grid: Tensor, along: tuple[int, ...]) -> Tensor:
         if not grid.numel():
@@ -102,9 +108,14 @@ def along(grids: Sequence[Tensor], dims: Sequence[tuple[int, ...]]) -> list[Tens
         return whole.expand_as(grid).flatten()
 
     def of_stack(grids: Tensor, along: tuple[int, ...]) -> Tensor:
-        return of_one(grids, tuple([d + 1 for d in along])).view(len(grids), -1)
+        return of_one(grids, _in_stack(along)).view(len(grids), -1)
 
     return in_stacks(grids, of_stack, of_one, dims)
+
+
+def _in_stack(dims: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the dims of a tensor as dims of a stack of such tensors."""
+    return tuple([d + 1 for d in dims])
 
 
 def _slice_statistics(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
@@ -133,6 +144,6 @@ def _slice_statistics(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
 
 
 def _parts(x: Tensor) -> Tensor:
-    """Real and imaginary part, a row each."""
+    """Return the real and the imaginary parts of numbers, as two rows."""
     flat = x.reshape(-1)
     return torch.stack([flat.real, flat.imag if flat.is_complex() else torch.zeros_like(flat)])

@@ -1,7 +1,8 @@
-"""Collectives: the ways in which ranks talk in a step, each a verb that starts and waits.
+"""Collectives: the ways in which ranks communicate during a step.
 
-Torch's own start in one operator and wait in another, or in none. Where a step is written down, a
-verb is one node, which is done again whether or not this rank needs what comes.
+torch's own collectives are one operator that starts and another that waits, or only one of both. A
+collective of this file is a single function that also waits. A recorder of a step notes it as one
+node of its graph, and replays it even if this rank does not need the result.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from torchzero_clip.core.torch_private import group_named
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def verb(form: Callable[..., Tensor]) -> Callable[[F], F]:
-    """A function of a tensor and a process group, which a TorchFunctionMode sees as a whole.
+def collective(form: Callable[..., Tensor]) -> Callable[[F], F]:
+    """Turn a function of a tensor and a process group into a collective.
 
-    `form` takes what it takes, and makes a tensor like the one that comes, without other ranks.
+    A TorchFunctionMode receives one call for the whole function. `form` has the same arguments, and
+    returns a tensor like the result without communication.
     """
 
-    def as_verb(f: F) -> F:
+    def decorate(f: F) -> F:
         @functools.wraps(f)
         def seen(x: Tensor, group: Any, *args: Any) -> Any:
             if torch.compiler.is_compiling() or not has_torch_function_unary(x):
@@ -35,16 +37,16 @@ def verb(form: Callable[..., Tensor]) -> Callable[[F], F]:
         seen.form = form  # type: ignore[attr-defined]
         return cast(F, seen)
 
-    return as_verb
+    return decorate
 
 
 def form_of(function: Any) -> Callable[..., Tensor] | None:
-    """The form of what a verb makes; None of any other function."""
+    """Return the `form` of a collective, or None for any other function."""
     return getattr(function, "form", None)
 
 
 def _found(group: Any) -> Any:
-    """A process group, which may be given by its name; None is that of all ranks."""
+    """Return a process group, which may be given by its name. None means all ranks."""
     return group_named(group) if isinstance(group, str) else group
 
 
@@ -52,26 +54,29 @@ def _stacked(x: Tensor, group: Any) -> Tensor:
     return x.new_empty(torch.distributed.get_world_size(_found(group)), *x.shape)
 
 
-@verb(_stacked)
+@collective(_stacked)
 def gather(x: Tensor, group: Any) -> Tensor:
-    """The tensors of one shape that the ranks of a group hold, stacked."""
+    """Return the tensors of all ranks of a group as one stack. They have the same shape."""
     distributed: Any = torch.distributed
     collect = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
-    out = _stacked(x, group)
-    collect(out.view(-1), x.reshape(-1), group=group)
-    return out
+    stack = _stacked(x, group)
+    collect(stack.view(-1), x.reshape(-1), group=group)
+    return stack
 
 
-@verb(lambda x, group, come, sent: x.new_empty(sum(come)))
-def exchange(x: Tensor, group: Any, come: Sequence[int], sent: Sequence[int]) -> Tensor:
-    """The pieces of these sizes that come from each rank for pieces of a vector that are sent."""
-    out = x.new_empty(sum(come))
-    torch.distributed.all_to_all_single(out, x, list(come), list(sent), group=group)
-    return out
+@collective(lambda x, group, received, sent: x.new_empty(sum(received)))
+def exchange(x: Tensor, group: Any, received: Sequence[int], sent: Sequence[int]) -> Tensor:
+    """Send a piece of a vector to each rank, and return the pieces from all ranks as one vector.
+
+    `received` and `sent` are the sizes of the pieces, one for each rank.
+    """
+    result = x.new_empty(sum(received))
+    torch.distributed.all_to_all_single(result, x, list(received), list(sent), group=group)
+    return result
 
 
-@verb(lambda x, group: x)
+@collective(lambda x, group: x)
 def sum_(x: Tensor, group: Any) -> Tensor:
-    """The tensor, with the sum over the ranks of a group in its memory."""
+    """Sum a tensor over the ranks of a group, in place."""
     torch.distributed.all_reduce(x, group=group)
     return x

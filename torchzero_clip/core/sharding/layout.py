@@ -1,4 +1,4 @@
-"""Layout: how the parts of a DTensor lie on a mesh of processes, and the part that is here."""
+"""Layout: how the shards of a DTensor are placed on a mesh of ranks, and the shard of this rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from torchzero_clip.core.torch_private import is_flat, is_strided, parts
 
 @dataclass(frozen=True)
 class Layout:
-    """How the parts of one tensor lie on a mesh of processes."""
+    """How the shards of one tensor are placed on a mesh of ranks.
+
+    Args:
+        mesh: The DeviceMesh.
+        placements: The placement of the tensor on each dim of the mesh.
+        shape: The shape of the whole tensor.
+    """
 
     mesh: Any
     placements: tuple[Any, ...]
@@ -30,47 +36,48 @@ class Layout:
         return frozenset([i for i, p in placed if hasattr(p, "dim") and not p.is_partial()])
 
     def extents(self, coordinate: Sequence[int]) -> list[tuple[int, int]]:
-        """For each dim of the tensor, from where to where the part at a coordinate goes.
+        """Return the range of the shard at a coordinate in each dim of the tensor.
 
-        Tensor parallelism splits before FSDP does, though its mesh dim comes after: torch gives
-        FSDP's a placement of another kind then.
+        Tensor parallelism splits a tensor before FSDP does, although its mesh dim comes after
+        FSDP's. torch marks the placement of FSDP as strided in this case.
         """
-        out = [(0, n) for n in self.shape]
+        extents = [(0, n) for n in self.shape]
         strided = [i for i in self.split if is_strided(self.placements[i])]
         for i in sorted(self.split - set(strided)) + sorted(strided, reverse=True):
             dim = self.placements[i].dim
-            start, stop = out[dim]
+            start, stop = extents[dim]
             size = -(-(stop - start) // self.mesh.size(i))
             first = min(start + size * coordinate[i], stop)
-            out[dim] = (first, min(first + size, stop))
-        return out
+            extents[dim] = (first, min(first + size, stop))
+        return extents
 
     def part(self, whole: Tensor) -> Tensor:
-        """This rank's part of a tensor that is whole, or of one that is 1 long in some dims."""
+        """Return this rank's shard of a whole tensor. Dims of size 1 stay as they are."""
         ends = enumerate(self.extents(self.mesh.get_coordinate()))
         here = [slice(*end) if whole.shape[d] == self.shape[d] else slice(None) for d, end in ends]
         return whole[tuple(here)]
 
     def wrap(self, part: Tensor) -> Tensor:
-        """The DTensor of which this is the part here."""
+        """Return the DTensor with this shard on this rank."""
         from torch.distributed.tensor import DTensor
 
-        size, stride = torch.Size(self.shape), torch.empty(self.shape, device="meta").stride()
+        size = torch.Size(self.shape)
+        stride = torch.empty(self.shape, device="meta").stride()
         return DTensor.from_local(
             part, self.mesh, self.placements, run_check=False, shape=size, stride=stride
         )
 
     def whole(self, part: Tensor) -> Tensor:
-        """The tensor of which this is the part here: a collective, and memory for all of it."""
-        out = part.new_zeros(self.shape)
-        self.part(out).copy_(part)
+        """Gather the whole tensor, in new memory, from the shards of all ranks: a collective."""
+        whole = part.new_zeros(self.shape)
+        self.part(whole).copy_(part)
         for d in sorted(self.split):
-            out = sum_(out, self.mesh.get_group(d))
-        return out
+            whole = sum_(whole, self.mesh.get_group(d))
+        return whole
 
 
 def layout_of(tensor: Tensor) -> Layout | None:
-    """The layout of a DTensor; None for a plain tensor."""
+    """Return the layout of a DTensor, or None for a plain tensor."""
     if not is_sharded(tensor):
         return None
     sharded: Any = tensor
@@ -78,37 +85,34 @@ def layout_of(tensor: Tensor) -> Layout | None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a DTensor that is here, in its own memory; a plain tensor is all here."""
+    """Return the shard of a DTensor on this rank, in its own memory, or a plain tensor itself."""
     (part,) = parts([tensor])
-    if is_sharded(part):
-        with torch.no_grad():
-            part = part.to_local()
-    return part.wait() if hasattr(part, "wait") else part  # it may be on its way here
+    return part.wait() if hasattr(part, "wait") else part  # a collective may still bring it
 
 
 def placements(tensor: Tensor) -> Any:
-    """How a DTensor lies on its mesh; None of a plain tensor."""
+    """Return the placements of a DTensor, or None for a plain tensor."""
     return getattr(tensor, "placements", None)
 
 
 def locals_of(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The parts of tensors that are here."""
-    found = parts(tensors)
-    return found if all_plain(found) else list(map(local, tensors))
+    """Return the shards of tensors on this rank, and plain tensors themselves."""
+    shards = parts(tensors)
+    return shards if all_plain(shards) else list(map(local, tensors))
 
 
 def whole_of(part: Tensor, layout: Layout | None) -> Tensor:
-    """The tensor of which this is the part here; one without a layout is all here."""
+    """Gather the whole tensor from shards. Without a layout, the part is the whole tensor."""
     return part if layout is None else layout.whole(part)
 
 
 def part_of(whole: Tensor, layout: Layout | None) -> Tensor:
-    """The part here of a whole tensor."""
+    """Return this rank's shard of a whole tensor. Without a layout, it is the whole tensor."""
     return whole if layout is None else layout.part(whole)
 
 
 def summed(tensor: Any) -> Any:
-    """Return a tensor whose partial sums are summed over the ranks; others as they are."""
+    """Return a DTensor with its partial sums summed over the ranks, or any other tensor itself."""
     placed = placements(tensor) or ()
     if not any([x.is_partial() for x in placed]):
         return tensor
@@ -118,26 +122,27 @@ def summed(tensor: Any) -> Any:
 
 
 def full(tensor: Tensor) -> Tensor:
-    """Return a DTensor gathered from all ranks."""
+    """Gather a DTensor from all ranks."""
     tensor = summed(tensor)
     return whole_of(local(tensor), layout_of(tensor))
 
 
 def aligned_grads(params: Sequence[Tensor], place: Any) -> list[Tensor | None]:
-    """The gradients of parameters, sharded as these are, from their place.
+    """Return the gradients of parameters, sharded like the parameters.
 
-    Tensor parallelism may leave a gradient partly summed.
+    Tensor parallelism may leave a gradient partially summed. `place` is a GradPlace.
     """
     if not all_plain(params):
         for p in params:
-            grad, placed = place.of(p), placements(p)
+            grad = place.of(p)
+            placed = placements(p)
             if grad is not None and placed is not None and placements(grad) != placed:
                 place.put(p, grad.redistribute(placements=placed))
     return [p.grad for p in params] if place.usual else list(map(place.of, params))
 
 
 def refuse_flat(params: Sequence[Tensor]) -> None:
-    """Raise a sentence for the flat shards of FSDP1, of which no norm is right."""
+    """Raise TypeError for the flat shards of FSDP1, whose norms are not norms of parameters."""
     if "torch.distributed.fsdp" not in sys.modules:
         return
     if any([is_flat(param) for param in params]):

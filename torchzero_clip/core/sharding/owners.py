@@ -1,9 +1,9 @@
-"""Owners: sharded tensors that one rank each works on, so that no work is done twice.
+"""Owners: each sharded tensor is processed by one rank, so that no work is done twice.
 
-The parts of a tensor go to its owner, which has it whole then, and what the owner makes of it comes
-back in parts: one `all_to_all_single` each way for all tensors of one shape. Shards may be uneven
-or empty, and nothing is padded. On a mesh of several dims that has all ranks, copies share the
-work.
+The shards of a tensor go to its owner, which then has the whole tensor. The owner sends the result
+back in shards. Each way is one `all_to_all_single` for all tensors of one shape. Shards may be
+uneven or empty, and nothing is padded. On a mesh of several dims that has all ranks, replicas share
+the work.
 """
 
 from __future__ import annotations
@@ -31,80 +31,87 @@ def by_owners(
     owners: Sequence[int | None],
     work: Work,
 ) -> list[Tensor]:
-    """Work on whole tensors, each on the rank that owns it; returns the parts here of the results.
+    """Process whole tensors, each on its owner, and return this rank's shards of the results.
 
     Args:
-        lists: Of each tensor what is here; there may be several lists of tensors that are alike.
-        layouts: Of each tensor; those without a route to an owner are gathered on every rank.
-        owners: The ranks that `owners_of` gave.
-        work: Called with the indexes of some tensors, and for each list with these tensors whole,
-            in memory that it may write to; it returns a tensor for each.
+        lists: One or more lists with this rank's shard of each tensor. The tensors at one index
+            have the same layout.
+        layouts: The layout of each tensor.
+        owners: The owner of each tensor, from `owners_of`. A tensor without one is gathered and
+            processed on every rank.
+        work: Called with the indices of some tensors, and for each list with these tensors as a
+            whole, in memory that it may write. It returns a tensor for each index.
     """
 
-    def done(some: list[int]) -> list[Tensor]:
-        alike: Any = [layouts[i] for i in some]
-        if owners[some[0]] is None:
-            every = [[whole_of(parts[i].clone(), layouts[i]) for i in some] for parts in lists]
-            return list(map(part_of, work(some, *every), alike))
-        exchange = Exchange(alike, [owners[i] for i in some])
-        every = [exchange.there([parts[i] for i in some]) for parts in lists]
-        made = work([some[k] for k in exchange.mine], *every) if exchange.mine else []
-        return exchange.back(made, lists[0][some[0]])
+    def results(indices: list[int]) -> list[Tensor]:
+        alike: Any = [layouts[i] for i in indices]
+        if owners[indices[0]] is None:
+            whole = [[whole_of(parts[i].clone(), layouts[i]) for i in indices] for parts in lists]
+            return list(map(part_of, work(indices, *whole), alike))
+        exchange = Exchange(alike, [owners[i] for i in indices])
+        whole = [exchange.to_owners([parts[i] for i in indices]) for parts in lists]
+        made = work([indices[k] for k in exchange.mine], *whole) if exchange.mine else []
+        return exchange.from_owners(made, lists[0][indices[0]])
 
-    rows = zip(_ways(layouts), layouts, strict=True)
-    kinds = [(way, x.shape) if way and x else None for way, x in rows]
-    return in_order(batches(kinds), done)
+    both = zip(_routes(layouts), layouts, strict=True)
+    kinds = [(route, layout.shape) if route and layout else None for route, layout in both]
+    return in_order(batches(kinds), results)
 
 
 def owners_of(
     layouts: Sequence[Layout | None],
     costs: Sequence[float],
-    held: Sequence[int | None] | None = None,
+    known: Sequence[int | None] | None = None,
 ) -> list[int | None]:
-    """The rank of each tensor's owner; None where it is whole on every rank.
+    """Return the owner of each tensor, or None for a tensor that every rank processes.
 
     Args:
-        layouts: Of each tensor.
-        costs: What each is to its owner, by which the loads of ranks are balanced.
-        held: The owners that tensors have already.
+        layouts: The layout of each tensor.
+        costs: The cost of each tensor for its owner, by which the loads of the ranks are balanced.
+        known: The owners that tensors already have.
     """
-    ways, held = _ways(layouts), held or [None] * len(layouts)
+    routes = _routes(layouts)
+    known = known or [None] * len(layouts)
 
-    def found(some: list[int]) -> Sequence[int | None]:
-        if (way := ways[some[0]]) is None:
-            return [None] * len(some)
-        return owners([costs[i] for i in some], way[1], [held[i] for i in some])
+    def chosen(indices: list[int]) -> Sequence[int | None]:
+        if (route := routes[indices[0]]) is None:
+            return [None] * len(indices)
+        return owners([costs[i] for i in indices], route[1], [known[i] for i in indices])
 
-    return in_order(batches(ways), found)
+    return in_order(batches(routes), chosen)
 
 
 def owners(
-    costs: Sequence[float], ranks: Sequence[int], held: Sequence[int | None] | None = None
+    costs: Sequence[float], ranks: Sequence[int], known: Sequence[int | None] | None = None
 ) -> list[int]:
-    """The owner of each tensor: the dearest first, each to the rank that has the least to do."""
-    found = list(held or [None] * len(costs))
-    load = {k: sum([c for c, r in zip(costs, found, strict=True) if r == k]) for k in ranks}
+    """Return the owner of each tensor.
+
+    The most expensive tensors are assigned first, each to the rank with the least load.
+    """
+    chosen = list(known or [None] * len(costs))
+    load = {k: sum([c for c, r in zip(costs, chosen, strict=True) if r == k]) for k in ranks}
     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        rank = found[i]
+        rank = chosen[i]
         if rank is None:
-            found[i] = rank = min(ranks, key=load.__getitem__)
+            chosen[i] = rank = min(ranks, key=load.__getitem__)
             load[rank] += costs[i]
-    return [rank for rank in found if rank is not None]
+    return [rank for rank in chosen if rank is not None]
 
 
-def _ways(layouts: Sequence[Layout | None]) -> list[tuple[Any, tuple[int, ...]] | None]:
-    """The mesh of each tensor that has an owner, and the ranks among which."""
+def _routes(layouts: Sequence[Layout | None]) -> list[tuple[Any, tuple[int, ...]] | None]:
+    """Return the mesh of each tensor that can have an owner, and the ranks that may own it."""
     kinds = [x and (x.mesh, x.split) for x in layouts]
-    one = dict(zip(kinds, layouts, strict=True))  # of each kind
-    known = {kind: tuple(_ranks(route(x)[0])) for kind, x in one.items() if x}
-    return [(kind[0], known[kind]) if kind and known[kind] else None for kind in kinds]
+    examples = dict(zip(kinds, layouts, strict=True))
+    ranks = {kind: tuple(_ranks(route(x)[0])) for kind, x in examples.items() if x}
+    return [(kind[0], ranks[kind]) if kind and ranks[kind] else None for kind in kinds]
 
 
 def route(layout: Layout) -> tuple[Any, Coordinates]:
-    """The process group that takes a tensor to an owner, and the coordinates of its ranks.
+    """Return the process group that brings a tensor to an owner, and its ranks' coordinates.
 
-    There are none for a tensor that is whole here, and for one that is split along two dims of a
-    mesh that has not all ranks, which share no one group.
+    There is none (None and an empty tuple) for a tensor that is not split. There is also none for a
+    tensor that is split along two dims of a mesh without all ranks, because its ranks share no
+    process group.
     """
     if layout.split and layout.mesh.ndim > 1 and (every := all_coordinates(layout.mesh)):
         return torch.distributed.group.WORLD, every
@@ -115,65 +122,76 @@ def route(layout: Layout) -> tuple[Any, Coordinates]:
 
 
 class Exchange:
-    """The way of some tensors on one mesh to their owners and back.
+    """The communication that brings tensors on one mesh to their owners, and results back.
 
     Args:
-        layouts: Of each tensor.
-        owners: The rank of the owner of each.
+        layouts: The layout of each tensor.
+        owners: The rank of the owner of each tensor.
+
+    Attributes:
+        mine: The indices of the tensors that this rank owns.
     """
 
     def __init__(self, layouts: Sequence[Layout], owners: Sequence[Any]) -> None:
-        self.group, coordinates = route(layouts[0])
+        self.group, self.coordinates = route(layouts[0])
         among = _ranks(self.group)
-        self.layouts, self.owners = layouts, [among.index(owner) for owner in owners]
-        self.me, self.ranks = torch.distributed.get_rank(self.group), range(len(coordinates))
-        self.coordinates = coordinates
-        self.places = [_places(layout, coordinates) for layout in layouts]
-        self.mine = self._of(self.me)
+        self.layouts = layouts
+        self.owners = [among.index(owner) for owner in owners]
+        self.me = torch.distributed.get_rank(self.group)
+        self.ranks = range(len(self.coordinates))
+        self.places = [_places(layout, self.coordinates) for layout in layouts]
+        self.mine = self._owned_by(self.me)
 
-    def there(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """The whole tensors that this rank owns, from the parts of all that are here."""
-        sent = [[parts[k] for k in self._of(r) if self._sends(k, self.me, r)] for r in self.ranks]
-        come = [[k for k in self.mine if self._sends(k, r, self.me)] for r in self.ranks]
-        sizes = [[self.places[k][r][1] for k in come[r]] for r in self.ranks]
+    def to_owners(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Return the whole tensors that this rank owns, from this rank's shards of all tensors."""
+        sent: list[list[Tensor]] = []
+        received: list[list[int]] = []  # the tensors that each rank sends a shard of
+        for r in self.ranks:
+            sent.append([parts[k] for k in self._owned_by(r) if self._sends(k, self.me, r)])
+            received.append([k for k in self.mine if self._sends(k, r, self.me)])
+        sizes = [[self.places[k][r][1] for k in received[r]] for r in self.ranks]
         whole = {k: parts[0].new_empty(self.layouts[k].shape) for k in self.mine}
         for r, pieces in enumerate(self._swap(sent, sizes, parts[0])):
-            for k, piece in zip(come[r], pieces, strict=True):
-                to = whole[k][self.places[k][r][0]]
-                to.copy_(piece.view(to.shape))
+            for k, piece in zip(received[r], pieces, strict=True):
+                target = whole[k][self.places[k][r][0]]
+                target.copy_(piece.view(target.shape))
         return list(whole.values())
 
-    def back(self, made: Sequence[Tensor], like: Tensor) -> list[Tensor]:
-        """The parts here of all tensors, from those that the owners made."""
+    def from_owners(self, made: Sequence[Tensor], like: Tensor) -> list[Tensor]:
+        """Return this rank's shards of all results, from the results that this rank made."""
         rows = list(zip(self.mine, made, strict=True))
         sent = [[t[self.places[k][r][0]] for k, t in rows] for r in self.ranks]
-        sizes = [[self.places[k][self.me][1] for k in self._of(r)] for r in self.ranks]
+        sizes = [[self.places[k][self.me][1] for k in self._owned_by(r)] for r in self.ranks]
         parts: dict[int, Tensor] = {}
         for r, pieces in enumerate(self._swap(sent, sizes, like)):
-            for k, piece in zip(self._of(r), pieces, strict=True):
+            for k, piece in zip(self._owned_by(r), pieces, strict=True):
                 ends = self.layouts[k].extents(self.coordinates[self.me])
                 parts[k] = piece.view([stop - start for start, stop in ends])
         return [parts[k] for k in range(len(self.layouts))]
 
-    def _of(self, rank: int) -> list[int]:
-        """The tensors that a rank owns."""
+    def _owned_by(self, rank: int) -> list[int]:
+        """Return the tensors that a rank owns."""
         return [k for k, owner in enumerate(self.owners) if owner == rank]
 
     def _sends(self, k: int, sender: int, owner: int) -> bool:
-        """Whether a rank sends its part to the owner: of equal copies the one beside it does."""
-        a, b = self.coordinates[sender], self.coordinates[owner]
+        """Return whether a rank sends its shard to the owner.
+
+        Several ranks may have equal shards. The rank in the owner's replica sends its shard.
+        """
+        a = self.coordinates[sender]
+        b = self.coordinates[owner]
         return all([a[d] == b[d] for d in range(len(a)) if d not in self.layouts[k].split])
 
     def _swap(
         self, sent: Sequence[Sequence[Tensor]], sizes: Sequence[Sequence[int]], like: Tensor
     ) -> list[list[Tensor]]:
-        """What each rank has sent here, as pieces of these sizes."""
-        flat = [t.reshape(-1) for some in sent for t in some]
+        """Send tensors to each rank, and return the pieces of these sizes from each rank."""
+        flat = [t.reshape(-1) for tensors in sent for t in tensors]
         data = torch.cat(flat) if flat else like.new_empty(0)
-        counts = [sum([t.numel() for t in some]) for some in sent]
-        out = exchange(data, self.group, list(map(sum, sizes)), counts)
-        pieces = iter(out.split([n for some in sizes for n in some]))
-        return [[next(pieces) for _ in some] for some in sizes]
+        counts = [sum([t.numel() for t in tensors]) for tensors in sent]
+        result = exchange(data, self.group, list(map(sum, sizes)), counts)
+        pieces = iter(result.split([n for row in sizes for n in row]))
+        return [[next(pieces) for _ in row] for row in sizes]
 
 
 def _ranks(group: Any) -> list[int]:
@@ -182,6 +200,6 @@ def _ranks(group: Any) -> list[int]:
 
 @functools.lru_cache(maxsize=4096)
 def _places(layout: Layout, coordinates: Coordinates) -> tuple[tuple[tuple[slice, ...], int], ...]:
-    """Where the part of each rank lies in the whole tensor, and its number of entries."""
-    every = [[slice(*end) for end in layout.extents(c)] for c in coordinates]
-    return tuple([(tuple(part), math.prod([x.stop - x.start for x in part])) for part in every])
+    """Return the place of each rank's shard in the whole tensor, and its number of elements."""
+    shards = [[slice(*end) for end in layout.extents(c)] for c in coordinates]
+    return tuple([(tuple(x), math.prod([s.stop - s.start for s in x])) for x in shards])

@@ -1,4 +1,4 @@
-"""Ranks: the processes that hold the parts of a tensor."""
+"""The ranks that hold the shards of a tensor: their process groups and coordinates."""
 
 from __future__ import annotations
 
@@ -13,25 +13,27 @@ from torchzero_clip.core.torch_private import without_modes
 
 
 def dims_of(layouts: Sequence[Layout]) -> tuple[int, ...]:
-    """The dims of their mesh that tensors are gathered over, one after another; none where all
-    ranks are on it, and are asked at once.
+    """Return the dims of the mesh over which tensors are gathered, one after another.
+
+    The result is empty if all ranks are on the mesh and take part in one collective.
     """
     dims = sorted(frozenset().union(*[layout.split for layout in layouts]))
     return () if len(dims) > 1 and all_coordinates(layouts[0].mesh) else tuple(dims)
 
 
 def groups_of(mesh: Any, dims: Sequence[int]) -> list[Any]:
-    """The process groups along these dims of a mesh, which may be others than before."""
+    """Return the process groups along dims of a mesh. They may differ from an earlier call."""
     return [mesh.get_group(d) for d in dims] or [torch.distributed.group.WORLD]
 
 
 def coordinates_of(mesh: Any, dims: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The coordinates on the mesh of those whose columns come, in order."""
+    """Return the mesh coordinates of the ranks, in the order in which they are gathered."""
     return _along(mesh, dims, tuple(mesh.get_coordinate())) if dims else all_coordinates(mesh)
 
 
 @functools.lru_cache(maxsize=64)
 def _along(mesh: Any, dims: tuple[int, ...], here: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return the coordinates of the ranks along some dims of a mesh, seen from a coordinate."""
     coordinates = [here]
     for d, group in zip(dims, groups_of(mesh, dims), strict=True):
         with without_modes():
@@ -44,12 +46,12 @@ def _along(mesh: Any, dims: tuple[int, ...], here: tuple[int, ...]) -> tuple[tup
 
 
 def all_coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
-    """The coordinate of every process, where all are on the mesh; otherwise none."""
+    """Return the coordinate of every rank, or an empty tuple if a rank is not on the mesh."""
     return _coordinates(mesh) if mesh.size() == torch.distributed.get_world_size() else ()
 
 
 @functools.lru_cache(maxsize=64)
 def _coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
     with without_modes():
-        found = [(mesh.mesh == rank).nonzero()[0].tolist() for rank in range(mesh.size())]
-    return tuple([tuple(coordinate) for coordinate in found])
+        rows = [(mesh.mesh == rank).nonzero()[0].tolist() for rank in range(mesh.size())]
+    return tuple(map(tuple, rows))

@@ -24,7 +24,6 @@ from torchzero_clip.core.engine import Records, Through
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.sharding.layout import aligned_grads, local, locals_of
 from torchzero_clip.core.step import Groups, Step
-from torchzero_clip.core.torch_private import Missing
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.printers.backends import on_cpu, on_gpu
 from torchzero_clip.engines.compiled.replay.conditions import OURS, Conditions, impure, subclassed
@@ -270,7 +269,7 @@ def unlike(step: Sequence[Any], before: Sequence[Any]) -> str:
 def told(error: Exception) -> str:
     """The reason why a step could not be written down, and the line of a rule that it is about."""
     why, place = str(error), ""
-    if not isinstance(error, (Refused, Later, Missing)):
+    if not isinstance(error, (Refused, Later)):
         why = f"{type(error).__name__}: {shorten(why, 120)}; a pure rule works without values"
     for frame, line in traceback.walk_tb(error.__traceback__):
         module = frame.f_globals.get("__name__", "").split(".")
