@@ -41,7 +41,7 @@ from torchzero_clip import (
 from torchzero_clip.audit import fake_cuda, ledgers, same, twin
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.compiled.printers import backends, launches, pointer_tables
-from torchzero_clip.engines.compiled.replay import captures, steps
+from torchzero_clip.engines.compiled.replay import captures, compiled_step
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
 COMPILED = {"compile": True}
@@ -55,7 +55,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
         found: list[tuple[Any, ...]] = []
         with pytest.MonkeyPatch.context() as patch:
-            for page in ("printers.triton", "again.device_step"):
+            for page in ("printers.triton", "replay.device_step"):
                 name = f"torchzero_clip.engines.compiled.{page}.launch"
                 patch.setattr(name, lambda *args, **constants: found.append((args, constants)))
             step()
@@ -292,7 +292,7 @@ def test_parameters_elsewhere_are_a_sentence() -> None:
 def test_a_step_that_is_too_long_is_refused_each_time(
     imagined: list[Tensor], made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "LONGEST", 0)
+    monkeypatch.setattr(compiled_step, "LONGEST", 0)
     opt = captured(Modular(imagined, *headline(), compile=True))
     with_grads(imagined)
     opt.step()

@@ -25,7 +25,7 @@ from torchzero_clip.core.user_warnings import warn
 
 FLAGS = "-std=c++17 -O3 -march=native -fopenmp -fPIC -shared "
 FLAGS += "-fno-math-errno -fno-trapping-math -ffp-contract=off"
-NAMES = ("kernel.h", "vector.h", "operators.h", "native_forms.h", "kernel.py")
+NAMES = ("kernel.h", "vector.h", "operators.h", "native_forms.h", "triton_include.py")
 HEADERS = [Path(__file__).with_name(name) for name in NAMES]
 OTHERS = stat.S_IWGRP | stat.S_IWOTH  # the bits with which others may write
 

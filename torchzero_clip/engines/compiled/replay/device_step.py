@@ -18,7 +18,12 @@ from torchzero_clip.engines.compiled.printers.vectors import (
     Segment,
     VectorMemory,
 )
-from torchzero_clip.engines.compiled.replay.steps import CompiledStep, StepMemory, misfits, view
+from torchzero_clip.engines.compiled.replay.compiled_step import (
+    CompiledStep,
+    StepMemory,
+    misfits,
+    view,
+)
 from torchzero_clip.engines.compiled.replay.torch_calls import TorchCalls
 
 ARGUMENTS = 128  # of a kernel; CUDA takes 4 KiB of them

@@ -16,7 +16,7 @@ from torchzero_clip.engines.compiled.printers.build import function
 from torchzero_clip.engines.compiled.printers.cpp import CppPrinter, kernel_of, rows_of, threads_for
 from torchzero_clip.engines.compiled.printers.program import Relaunch
 from torchzero_clip.engines.compiled.printers.vectors import Segment, VectorMemory
-from torchzero_clip.engines.compiled.replay.steps import CompiledStep, StepMemory, misfits
+from torchzero_clip.engines.compiled.replay.compiled_step import CompiledStep, StepMemory, misfits
 from torchzero_clip.engines.compiled.replay.torch_calls import TorchCalls
 
 FLAGS = "-std=c++17 -O1 -march=native -fno-math-errno -ffp-contract=off -fno-strict-aliasing"

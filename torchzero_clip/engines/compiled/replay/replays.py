@@ -27,12 +27,12 @@ from torchzero_clip.core.step import Groups, Step
 from torchzero_clip.core.torch_private import Missing
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.printers.backends import on_cpu, on_gpu
+from torchzero_clip.engines.compiled.replay.compiled_step import CompiledStep
 from torchzero_clip.engines.compiled.replay.conditions import OURS, Conditions, impure, subclassed
 from torchzero_clip.engines.compiled.replay.device_step import DeviceStep
 from torchzero_clip.engines.compiled.replay.inputs import Later, LiveValues, StepInputs, StepNotes
 from torchzero_clip.engines.compiled.replay.native_step import NativeStep
 from torchzero_clip.engines.compiled.replay.step_recorder import Refused, python
-from torchzero_clip.engines.compiled.replay.steps import CompiledStep
 
 if TYPE_CHECKING:
     from torchzero_clip.engines.compiled.replay.captures import StepCapture
