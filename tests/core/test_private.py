@@ -290,12 +290,12 @@ def test_without_a_way_to_hide_a_function_from_torch_compile_it_is_left_as_it_is
 
 def test_without_dlpacks_table_steps_are_repeated_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Tensor, "__dlpack_c_exchange_api__", raising=False)
-    native_forms.looks.cache_clear()
+    native_forms.native_function.cache_clear()
     try:
         assert forms_of([torch.ones(2)]) is None
         Twins(headline).warm()
     finally:
-        native_forms.looks.cache_clear()
+        native_forms.native_function.cache_clear()
 
 
 def test_a_part_that_is_on_its_way_is_waited_for_by_the_name_that_torch_documents(

@@ -297,7 +297,7 @@ def test_a_step_that_is_repeated_runs_no_kernel_that_was_not_proven(chain: str) 
     assert opt.engine.replays is not None
     assert opt.engine.replays.count == 2
     assert "a launch" not in opt.explain()
-    programs = {launch.program for launch in opt.engine.replays._replay.native._launches}
+    programs = {launch.program for launch in opt.engine.replays._recorded.compiled._launches}
     assert programs
     assert programs <= proof.PROVEN
 

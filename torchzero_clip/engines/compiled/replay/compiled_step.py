@@ -1,8 +1,11 @@
-"""Steps: a step that was written down, as few native calls over tables of pointers.
+"""Compiled steps: a recorded step as a few native calls that read tables of pointers.
 
-Launches and the vectors between them are native; where torch's operators stand between, a function
-calls the segments and these in turn. From step to step only the addresses of gradients change, and
-of what torch makes.
+`CompiledStep` receives a step graph and lowers it to segments and to calls of PyTorch between
+segments. A segment consists of launches of list programs, which run over all tensors of a bucket,
+and of vector nodes, which compute with a few numbers, such as norms. Two subclasses compile the
+segments: `NativeStep` in C++ for CPU, and `DeviceStep` in Triton for GPU. `RecordedStep` calls a
+`CompiledStep` for each replay. From step to step, only the addresses of gradients and of new
+tensors that PyTorch returns are updated.
 """
 
 from __future__ import annotations
@@ -26,30 +29,32 @@ from torchzero_clip.engines.compiled.printers.proof import WRONG, Trial, known
 from torchzero_clip.engines.compiled.replay.captures import StepCapture
 from torchzero_clip.engines.compiled.replay.lowering import Lowering
 from torchzero_clip.engines.compiled.replay.torch_calls import TorchCalls
-from torchzero_clip.engines.compiled.replay.vector_kernels import turns
+from torchzero_clip.engines.compiled.replay.vector_kernels import stages
 
-LONGEST = 2000  # nodes of a step that is compiled: to compile more takes too long
-LINE = 64  # bytes: where memory of a step's own begins
+MAX_NODES = 2000  # of a step that is compiled: compiling more nodes takes too long
+ALIGNMENT = 64  # bytes, of memory that belongs to a step
 
 
 class CompiledStep:
-    """A step as a native call, or as several with torch's between.
+    """A recorded step as one native call, or as several with calls of PyTorch between them.
 
     Args:
-        graph, leaves: The step that was written down.
-        changing: The leaves that are others in every step.
-        gradients: The buffers of gradients of the step on its way, by places.
+        graph: The step graph.
+        leaves: The inputs that the graph was recorded with.
+        changing: The inputs that are new tensors in every step, gradients first.
+        gradients: The gradient buffers of the step that runs now, by the indices of their
+            gradients.
 
     Attributes:
-        text: What was compiled.
-        lacking: The operators that stay calls of torch.
-        calls: How many native calls it is; 0 where it could not be compiled, or does otherwise
-            than torch.
-        capture: What captures the step, where that is wanted.
+        text: The source code that was compiled.
+        torch_calls: The names of the operators that stay calls of PyTorch.
+        calls: The number of native calls of a step. 0 if the step could not be compiled, or if
+            its results differ from PyTorch's.
+        capture: Captures the step in a CUDA graph, if the user asked for that.
     """
 
-    most: ClassVar[int]
-    """How many entries a node makes; with more of them torch's own calls are faster."""
+    max_elements: ClassVar[int]
+    """The largest number of elements of a vector node; above it PyTorch's kernels are faster."""
     text: str
     capture: StepCapture | None = None
     calls = 0
@@ -62,32 +67,38 @@ class CompiledStep:
         gradients: dict[tuple[int, ...], Buffer],
     ) -> None:
         like = next(x for x in [*changing, *leaves] if isinstance(x, Tensor))
-        made = Lowering(graph, leaves, changing, like.device, self.able, self.most)
-        self.lacking, self._gradients = made.lacking, gradients
-        segments = [turns(x, made.memories) for x in made.sequence if isinstance(x, list)]
-        nodes = [node for segment in segments for some in segment for node in some]
+        lowered = Lowering(graph, leaves, changing, like.device, self.supports, self.max_elements)
+        self.torch_calls = lowered.torch_calls
+        self._gradients = gradients
+        segments = [stages(x, lowered.memories) for x in lowered.sequence if isinstance(x, list)]
+        nodes = [node for segment in segments for stage in segment for node in stage]
         self._launches = [node.launch for node in nodes if isinstance(node, vectors.Launched)]
-        between = TorchCalls(made, len(changing))
-        if 0 < len(nodes) <= LONGEST:
-            self.calls = self.compile(made.memories, segments, between, like)
+        between = TorchCalls(lowered, len(changing))
+        if 0 < len(nodes) <= MAX_NODES:
+            self.calls = self.compile(lowered.memories, segments, between, like)
         if not self.calls:
             return
-        self._alone: list[int] = []  # what changes, as the only segment takes it
+        # if there is a single segment: which of the changing inputs it receives
+        self._only_segment_takes: list[int] = []
         self._between: Callable[..., None] | None = None
-        if len(made.sequence) == 1:
-            self._alone = [made.changing[node] for node in between.sources[0]]
+        if len(lowered.sequence) == 1:
+            self._only_segment_takes = [lowered.changing[node] for node in between.sources[0]]
         else:
-            self._between = between.function(lambda node: self._own.tensor(made.regions[node]))
-        self._remember(nodes, made.memories)
-        self._segments, self._changing = segments, between.memories
+            regions = lowered.regions
+            self._between = between.function(lambda node: self._own.tensor(regions[node]))
+        self._note_memory(nodes, lowered.memories)
+        self._segments = segments
+        self._changing = between.memories
         self._trial = None if fake_mode(like) else Trial(self.text, like.device)
 
-    def _remember(self, nodes: vectors.Segment, memories: Sequence[vectors.VectorMemory]) -> None:
-        """Note what it writes, and whether all lies in memory as programs need it."""
+    def _note_memory(
+        self, nodes: vectors.Segment, memories: Sequence[vectors.VectorMemory]
+    ) -> None:
+        """Note which tensors the step writes, and whether all fixed tensors are contiguous."""
         outs = [node.out.memory for node in nodes if type(node) is vectors.VectorNode]
         tensors = [memories[m].tensor for m in dict.fromkeys(outs)]
         self._written = [t for t in tensors if t is not None]
-        self._written_grads: list[tuple[int, ...]] = []
+        self._written_grads: list[tuple[int, ...]] = []  # keys of gradient buffers
         for launch in self._launches:
             for i in {i for i, _ in launch.program.stores}:
                 buffer = launch.buffers[i]
@@ -100,9 +111,11 @@ class CompiledStep:
         self._dense = all([b.contiguous for b in fixed]) and all(in_order)
 
     def __call__(self, changing: Sequence[Tensor], grads: int = 0) -> bool:
-        """Do the step, unless the gradients do not lie as programs need them.
+        """Run the step; return False if it cannot run because of the layout of its gradients.
 
-        `changing` stand for those that it was written down with; so many of them are gradients.
+        Args:
+            changing: The tensors in place of the `changing` inputs that were recorded.
+            grads: How many of these tensors are gradients.
         """
         if not self.calls or self._own.bytes.device.type in WRONG:
             return False
@@ -115,7 +128,7 @@ class CompiledStep:
         written = self._written
         for key in self._written_grads:
             written = written + self._gradients[key].tensors
-        increment_version(written)  # first, while they are in the cache
+        increment_version(written)  # before the step runs, while the tensors are in the cache
         if self.capture is None:
             self._perform(changing)
         else:
@@ -125,31 +138,39 @@ class CompiledStep:
         return True
 
     def _perform(self, changing: Sequence[Tensor]) -> None:
+        """Run all segments, and the calls of PyTorch between them."""
         self.begin()
         if self._between is None:
-            self._segment(0, [changing[i] for i in self._alone])
+            self._run_segment(0, [changing[i] for i in self._only_segment_takes])
         else:
-            self._between(self._segment, *changing)
-        if self._trial is not None and not capturing(self._own.bytes.device):  # the first time
-            self.calls, self._trial = self.calls * self._trial.passed(), None
+            self._between(self._run_segment, *changing)
+        if self._trial is not None and not capturing(self._own.bytes.device):
+            if not self._trial.passed():
+                self.calls = 0
+            self._trial = None
 
-    def _segment(self, segment: int, tensors: Sequence[Tensor]) -> None:
-        """Run a segment; these tensors are the memories that are others in every step."""
+    def _run_segment(self, segment: int, tensors: Sequence[Tensor]) -> None:
+        """Run a segment. In the first step, its stages are compared with PyTorch: see `Trial`.
+
+        Args:
+            segment: The index of the segment.
+            tensors: The tensors of the memories that are new in every step.
+        """
         tensors = [t if t.is_contiguous() else t.contiguous() for t in tensors]
         if self._trial is None:
             self.run(segment, tensors)
             return
         parts = partial(self._own.parts, dict(zip(self._changing[segment], tensors, strict=True)))
-        for turn, nodes in enumerate(self._segments[segment]):
-            self._trial.run(nodes, partial(self.run, segment, tensors, turn), parts)
+        for stage, nodes in enumerate(self._segments[segment]):
+            self._trial.run(nodes, partial(self.run, segment, tensors, stage), parts)
 
-    # ------------------------------------------------------------------ what a backend does
+    # ------------------------------------------------------------------ what a subclass defines
 
     _own: StepMemory
-    """The memory of a step's own, which `compile` makes on the device of a tensor `like` it."""
+    """The memory that belongs to the step. `compile` allocates it."""
 
-    def able(self, launch: Relaunch) -> bool:
-        """Whether a launch may be in a native call."""
+    def supports(self, launch: Relaunch) -> bool:
+        """Return whether a launch may be part of a native call."""
         raise NotImplementedError
 
     def compile(
@@ -159,56 +180,69 @@ class CompiledStep:
         between: TorchCalls,
         like: Tensor,
     ) -> int:
-        """Compile the segments, of which each is some turns, and make the tables; returns the count
-        of native calls, or 0.
+        """Compile the segments and make their tables.
+
+        Args:
+            memories: The memories of the step.
+            segments: The stages of each segment.
+            between: The calls of PyTorch between segments.
+            like: A tensor on the device of the step.
+
+        Returns:
+            The number of native calls in a step; 0 if the segments cannot be compiled.
         """
         raise NotImplementedError
 
     def begin(self) -> None:
-        """Take the gradients of a step."""
+        """Prepare the tables for the gradients of a step."""
 
-    def run(self, segment: int, tensors: Sequence[Tensor], turn: int | None = None) -> None:
-        """Run a segment, or one turn of it."""
+    def run(self, segment: int, tensors: Sequence[Tensor], stage: int | None = None) -> None:
+        """Run a segment, or only one stage of it."""
         raise NotImplementedError
 
 
 class StepMemory:
-    """The memory of a step's own, and where each memory lies.
+    """The memory that belongs to a compiled step, and the addresses of all memories of the step.
 
     Args:
-        memories: Those of a step.
-        backed: Those of them that are more than a value in a loop.
-        like: A tensor of the device.
+        memories: The memories of the step.
+        backed: The indices of memories that need an address: values outside of a single loop.
+        like: A tensor on the device of the step.
 
     Attributes:
-        bytes: All of it.
+        bytes: The memory that belongs to the step, as one tensor.
     """
 
     def __init__(
         self, memories: Sequence[vectors.VectorMemory], backed: Collection[int], like: Tensor
     ) -> None:
-        self._memories, self._offsets, size = memories, dict[int, int](), 0
+        self._memories = memories
+        self._offsets = dict[int, int]()
+        size = 0
         for m in sorted(backed):
             memory = memories[m]
             if memory.own:
                 self._offsets[m] = size
-                size += -(-memory.size * memory.dtype.itemsize // LINE) * LINE
-        self.bytes = like.new_zeros(size + LINE, dtype=torch.uint8, requires_grad=False)
+                size += -(-memory.size * memory.dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        self.bytes = like.new_zeros(size + ALIGNMENT, dtype=torch.uint8, requires_grad=False)
 
-    def address(self, m: int, entry: int = 0) -> int:
-        """Where an entry of a memory lies; 0 for one of rows, or that is another in every step."""
+    def address(self, m: int, element: int = 0) -> int:
+        """Return the address of an element of a memory.
+
+        Returns 0 for a memory of rows, and for a memory that is new in every step.
+        """
         memory = self._memories[m]
         size = memory.dtype.itemsize
         if memory.tensor is not None:
-            return _address(memory.tensor) + (entry - memory.start) * size
-        return _address(self.bytes) + self._offsets[m] + entry * size if memory.own else 0
+            return _address(memory.tensor) + (element - memory.start) * size
+        return _address(self.bytes) + self._offsets[m] + element * size if memory.own else 0
 
     def find(self, region: vectors.Region) -> Tensor | None:
-        """The tensor of a region; None where it is another one in every step."""
+        """Return the tensor of a region; None if its memory is new in every step."""
         return None if self._memories[region.memory].changes else self.tensor(region)
 
     def tensor(self, region: vectors.Region) -> Tensor:
-        """The tensor of a region, in memory that stays where it is."""
+        """Return the tensor of a region whose memory is the same in every step."""
         memory = self._memories[region.memory]
         if memory.tensor is not None:
             return memory.tensor.as_strided(region.shape, region.strides, region.start)
@@ -217,30 +251,37 @@ class StepMemory:
         return own.as_strided(region.shape, region.strides, region.start + own.storage_offset())
 
     def parts(self, changing: Mapping[int, Tensor], region: vectors.Region) -> list[Tensor]:
-        """The tensors of a region, of rows several; none where it is but a value in a loop. What
-        changes is given.
+        """Return the tensors of a region: several for rows, none for a value inside of a loop.
+
+        Args:
+            changing: The tensors of memories that are new in every step.
+            region: The region.
         """
         memory = self._memories[region.memory]
         if memory.rows:
             rest = region._replace(shape=region.shape[1:], strides=region.strides[1:])
-            each = [rest._replace(memory=i, start=at) for i, at in memory.rows]
-            return [t for x in each for t in self.parts(changing, x)]
+            rows = [rest._replace(memory=m, start=start) for m, start in memory.rows]
+            return [t for row in rows for t in self.parts(changing, row)]
         if memory.changes:
             return [view(changing[region.memory], region)]
         return [self.tensor(region)] if not memory.own or region.memory in self._offsets else []
 
 
 def view(t: Tensor, region: vectors.Region) -> Tensor:
-    """A region of a tensor."""
+    """Return a region of a tensor."""
     return t.as_strided(region.shape, region.strides, t.storage_offset() + region.start)
 
 
 def misfits(launch: Relaunch) -> bool:
-    """Whether some tensors of a launch have gaps, or another order in memory than others; or its
-    kernel was held against nothing.
+    """Return whether a native call cannot run a launch with its gradients of this step.
+
+    It cannot if tensors have gaps or different orders in memory, or if its kernel has not been
+    compared with PyTorch.
     """
-    return not known(now := launch.launch([], [], [])) or bool(now.misfits())
+    now = launch.launch([], [], [])
+    return not known(now) or bool(now.misfits())
 
 
 def _address(t: Tensor) -> int:
+    """Return the address of a tensor; 0 for a fake tensor."""
     return (addresses([t]) or [0])[0]
