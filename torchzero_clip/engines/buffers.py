@@ -10,10 +10,8 @@ left.
 
 from __future__ import annotations
 
-import itertools
 import operator
 from array import array
-from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from functools import cached_property
 from typing import Any
@@ -51,8 +49,7 @@ class Buffer:
         """Return a buffer of other tensors at these addresses, which have the same forms."""
         buffer = object.__new__(Buffer)
         vars(buffer).update(vars(self), tensors=list(tensors), addresses=addresses, _fits=None)
-        for name in ("spans", "ranges"):  # cached properties that depend on addresses
-            vars(buffer).pop(name, None)
+        vars(buffer).pop("spans", None)  # a cached property that depends on addresses
         return buffer
 
     def same(self, tensors: Sequence[Tensor]) -> bool:
@@ -83,19 +80,6 @@ class Buffer:
         if not all(has_memory):
             spans = {start: end for start, end in spans.items() if 0 < start < end}
         return spans, sum(has_memory)
-
-    @cached_property
-    def ranges(self) -> tuple[list[int], list[int]]:
-        """The sorted first addresses of the tensors, and the running maximum of their ends.
-
-        `overlap` searches both. The maximum begins with 0, the end of no tensor.
-        """
-        size = self.dtype.itemsize
-        lengths = [extent(t) * size for t in self.tensors]
-        ranges = [(start, start + n) for start, n in zip(self.addresses, lengths, strict=True)]
-        ranges = sorted([(start, end) for start, end in ranges if 0 < start < end])
-        ends = list(itertools.accumulate([end for _, end in ranges], max, initial=0))
-        return [start for start, _ in ranges], ends
 
     def fits(self, params: Buffer) -> bool:
         """Return whether one program can run over this buffer and the parameters.
@@ -138,7 +122,10 @@ class Buffers:
 
 
 def disjoint(buffers: Sequence[Buffer]) -> bool:
-    """Return whether no two tensors of these buffers share memory."""
+    """Return whether no tensor of these buffers shares memory with another one.
+
+    Comparing first addresses is not enough: a view may begin in the middle of a tensor.
+    """
     ends: dict[int, int] = {}
     for buffer in buffers:
         ends.update(buffer.spans[0])
@@ -146,20 +133,6 @@ def disjoint(buffers: Sequence[Buffer]) -> bool:
         return False
     starts = sorted(ends)
     return all(map(operator.le, map(ends.__getitem__, starts), starts[1:]))
-
-
-def overlap(one: Buffer, other: Buffer) -> bool:
-    """Return whether a tensor of one buffer shares memory with a tensor of the other.
-
-    Comparing first addresses is not enough: a view may begin in the middle of a tensor.
-    """
-    starts, ends = one.ranges
-    size = other.dtype.itemsize
-    for start, t in zip(other.addresses, other.tensors, strict=True):
-        end = start + extent(t) * size
-        if 0 < start < end and start < ends[bisect_left(starts, end)]:
-            return True
-    return False
 
 
 def _addresses(tensors: Sequence[Tensor]) -> array[int]:

@@ -128,7 +128,7 @@ class Compiled(Runner):
         self.forgotten = why
 
     def phase(self) -> Callable[[], None]:
-        """Return a function that restores what the engine knows of the recorded step now."""
+        """Return a function that restores the engine's recorded step as it is now."""
         before = copy.copy(self.replays)
 
         def restore() -> None:
@@ -156,7 +156,7 @@ class Compiled(Runner):
 
     @contextmanager
     def _recording(self, grads: Sequence[Tensor]) -> Iterator[StepRecorder]:
-        """Record the operations inside of the block as the step of these gradients."""
+        """Record all operations inside of the block, as a step that has these gradients."""
         self.recorder = recorder = StepRecorder(grads)
         try:
             with recorder:
@@ -300,7 +300,7 @@ def _with_tensors(group: Group) -> Group:
 
 
 def _with_tensor(value: Any) -> Any:
-    """Return a float as a 0-dim tensor, a tuple with floats as a tuple of them, others as is."""
+    """Return a value with 0-dim tensors in place of floats, also inside of a tuple."""
     if isinstance(value, tuple) and any([isinstance(x, float) for x in value]):
         return tuple([_with_tensor(float(x) if type(x) is int else x) for x in value])
     if not isinstance(value, float):

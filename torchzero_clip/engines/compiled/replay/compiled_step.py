@@ -115,7 +115,7 @@ class CompiledStep:
 
         Args:
             changing: The tensors in place of the `changing` inputs that were recorded.
-            grads: How many of these tensors are gradients.
+            grads: The number of gradients among the tensors; they come first.
         """
         if not self.calls or self._own.bytes.device.type in WRONG:
             return False

@@ -3,7 +3,7 @@
 `Conditions` is made when a step is recorded. It stores the identities, addresses, dtypes and shapes
 of the parameters and of all state, and the numbers and names in state and groups.
 `Conditions.check` compares them with the next step before each replay, and returns the gradients of
-that step if all of them are unchanged. `impure` and `subclassed` give reasons why a chain, or a
+that step if nothing has changed. `impure` and `subclassed` give reasons why a chain, or a
 model, is never recorded at all; `explain()` prints these reasons.
 """
 
@@ -110,8 +110,8 @@ class Conditions:
         Args:
             leaves: The inputs of the step graph. Tensors must be parameters, state, tensors that
                 state is a view of, or among the others.
-            others: Tensors that every replay supplies, such as gradients, and tensors that nobody
-                can replace.
+            others: Tensors that every replay supplies, such as gradients, and tensors that cannot
+                be replaced.
         """
         taken = set(map(id, leaves))
         bases = {id(t): t for t in map(base, self._tensors.tensors) if id(t) in taken}

@@ -1,4 +1,4 @@
-"""The inputs of a replay: what differs from step to step.
+"""The inputs of a replay, which differ from step to step.
 
 `LiveValues` holds the hyperparameters and the loss of one step, as numbers and as tensors.
 `StepNotes` stores what a recorded step has asked on the host, and compares the answers before each
@@ -113,7 +113,7 @@ class Counted(int):
 
 
 class StepNotes(Notes):
-    """What a recorded step asked on the host, and the counts that it keeps in groups.
+    """The questions that a recorded step asked on the host, and the counts that it keeps in groups.
 
     A step calls the methods of `Notes` while it is recorded. Before a replay, `answers_match` calls
     the same functions again. In a replay, `count_on` advances the counts, and the tensors that
@@ -202,8 +202,8 @@ class LiveValues:
 
     Attributes:
         numbers: The floats among the values. They may differ in every step.
-        kinds: What must stay equal for a replay: the types of the values, and the values that are
-            no floats. None if a value, such as a tensor, cannot be compared.
+        kinds: The types of the values, and the values that are not floats. They must stay equal
+            for a replay. None if a value, such as a tensor, cannot be compared.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
@@ -222,7 +222,7 @@ class LiveValues:
                 break
 
     def odd(self, names: Sequence[str]) -> str:
-        """Return the message about the value because of which `kinds` is None."""
+        """Return the message about the first value that cannot be compared."""
         i = next(i for i, x in enumerate(self._values) if LiveValues([x]).kinds is None)
         return f"{names[i % len(names)]!r} is a {type(self._values[i]).__name__}: give a number"
 

@@ -84,7 +84,7 @@ class NativeStep(CompiledStep):
     # ------------------------------------------------------------------ tables
 
     def _pointer(self, owner: Any, kind: Any, memories: Sequence[VectorMemory]) -> int:
-        """Return an entry of the table of pointers; 0 for what is filled in later.
+        """Return an entry of the table of pointers; 0 if it is filled in later.
 
         Args:
             owner: "memory" for the address of a memory, otherwise a launch.

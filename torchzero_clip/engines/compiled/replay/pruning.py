@@ -1,10 +1,15 @@
 """Pruning: remove the nodes of a step graph that make no difference.
 
 `prune` changes a graph in place, after a step was recorded and before it is lowered. It removes
-three kinds of nodes: views that have the form of their source, copies that stay equal to their
-source as long as they are used, and nodes whose result is not used. It needs no list of PyTorch's
-functions: the schema of an operator tells which arguments the operator writes, and whether its
-result may be a view. `lowering` and `regions` use the functions that read schemas as well.
+three kinds of nodes:
+
+- views that have the form of their source;
+- copies that stay equal to their source as long as they are used;
+- nodes whose result is not used.
+
+It needs no list of PyTorch's functions: the schema of an operator tells which arguments the
+operator writes, and whether its result may be a view. `lowering` and `regions` use the functions
+that read schemas as well.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Regions: where the tensors of a step graph are in memory.
 
-`GraphRegions` is the part of `Lowering` that knows about memory. It gives each tensor in the graph
+`GraphRegions` is the part of `Lowering` that deals with memory. It gives each tensor in the graph
 a region: a dtype, a shape and strides over a memory. A memory is a tensor from before the step, a
 tensor that is new in every step, or memory that belongs to the compiled step. A view is another
 region of the memory of its source, so compiled segments need no operation for a view.

@@ -1,10 +1,10 @@
 """Replays: decide for each step whether to replay the recorded step, to record, or to run it.
 
 `Compiled.step` passes every step to `Replays.step`. If a step has been recorded and its conditions
-hold for the new step, the recording is replayed without links or lists: as native calls, or as a
-Python function if the step cannot be compiled. Otherwise the new step runs through the links as
-usual. If it is like the step before it, it is recorded first and then replayed at once.
-`Replays.says` explains to the user what happens and why.
+hold for the new step, the recording is replayed without links or lists. A replay consists of native
+calls, or of a Python function if the step cannot be compiled. Otherwise the new step runs through
+the links as usual. If it is like the step before it, it is recorded first and then replayed at
+once. `Replays.says` returns the lines about replays that `explain()` prints.
 """
 
 from __future__ import annotations
@@ -277,12 +277,12 @@ class RecordedStep:
 
     Attributes:
         conditions: The tensors and values that must be unchanged for a replay.
-        notes: What the step has asked on the host.
+        notes: The questions that the step has asked on the host.
         kinds: The kinds of the hyperparameters, the loss and the measurements.
         function: The step graph as a Python function of its inputs.
         compiled: The step as native calls, if it was compiled.
         inputs: The inputs of the step graph.
-        records: What the links measured, in memory that every replay writes.
+        records: The measurements of the links, in memory that every replay writes.
     """
 
     conditions: Conditions

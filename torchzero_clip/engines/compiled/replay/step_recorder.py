@@ -213,7 +213,7 @@ class StepRecorder(TorchDispatchMode):
         return self._remember(out, node)
 
     def _argument(self, x: Any) -> Any:
-        """Return an argument for a graph; what a graph cannot print becomes an input."""
+        """Return an argument for a graph; an object that a graph cannot print becomes an input."""
         if isinstance(x, Tensor):
             return self._node(x)
         if type(x) in (list, tuple):
@@ -229,7 +229,7 @@ class StepRecorder(TorchDispatchMode):
             runner: A weak reference to the `Runner` that replays the launch.
 
         Returns:
-            The statistics that the program measures, as a fake tensor; None if it measures none.
+            A fake tensor for the statistics that the program measures; None if it measures none.
         """
         out = None
         if launch.program.measured is not None:
