@@ -54,7 +54,7 @@ class Compiled(Runner):
         self.links = links
         self.replays: Replays | None = None
         self.forgotten = ""  # the call that has dropped the recorded step, such as "state_dict()"
-        self.captures: StepCapture | None = None  # if `captured` asked for CUDA graphs
+        self.step_capture: StepCapture | None = None  # if `captured` asked for CUDA graphs
         self.devices: set[str] = set()  # device types that `check` has accepted
         self.eager = Eager(reads=False)  # for tensors that programs do not support
 
@@ -112,7 +112,7 @@ class Compiled(Runner):
     def step(self, step: Step, through: Through) -> Records:
         """Replay the recorded step if this step is like it; otherwise send the step `through`."""
         if self.replays is None:
-            self.replays = Replays(self.links, self.backend, self.captures, self.forgotten)
+            self.replays = Replays(self.links, self.backend, self.step_capture, self.forgotten)
         try:
             return self.replays.step(step, through, self._recording)
         except KernelError as error:
@@ -143,7 +143,7 @@ class Compiled(Runner):
             raise ValueError(f"captured takes parameters on one GPU, with Triton, got {where}")
         if why := "; ".join(impure(self.links)):
             raise ValueError(f"captured: the steps of this chain differ on the host: {why}")
-        self.captures = StepCapture()
+        self.step_capture = StepCapture()
         self.replays = None
 
     def _refuse(self, why: str) -> None:

@@ -49,8 +49,10 @@ class StepCapture:
             self._moves += 1
             moved = [KEEP[i] for i in (0, 1) if where[i + 1] != before[i + 1]]
             if self._moves == MOVES_BEFORE_WARNING and moved:
-                what, how = [" and ".join(words) for words in zip(*moved, strict=True)]
-                warn(f"captured: {what} lie elsewhere in each step, so none is captured: {how}")
+                names, remedies = [" and ".join(words) for words in zip(*moved, strict=True)]
+                warn(
+                    f"captured: {names} lie elsewhere in each step, so none is captured: {remedies}"
+                )
             step()  # which loads kernels and sends tables: neither can happen in a capture
             return
         self._moves = 0

@@ -93,7 +93,7 @@ class Conditions:
 
     def ignore(self, keys: Collection[str]) -> None:
         """Do not compare these values in parameter groups: each step counts them on."""
-        self._ignored_keys |= set(keys)
+        self._ignored_keys = set(keys)
         self._values[-1] = [pair for pair in self._values[-1] if pair[0] not in keys]
 
     def keep_layout(self) -> None:
@@ -235,8 +235,12 @@ def impure(links: Sequence[Link]) -> list[str]:
 
     A class must declare `pure = True` itself: a class that inherits from it may differ.
     """
-    inside = [(link.path, one) for link in links for one in link.transform.walk()]
-    return [f"{path}: {why}" for path, one in inside for why in _impure(one)]
+    return [
+        f"{link.path}: {why}"
+        for link in links
+        for transform in link.transform.walk()
+        for why in _impure(transform)
+    ]
 
 
 def _impure(transform: Description) -> list[str]:

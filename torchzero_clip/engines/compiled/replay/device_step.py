@@ -91,11 +91,12 @@ class DeviceStep(CompiledStep):
         call = triton.native(relaunch.program)
         out = None if node.out is None else own.tensor(node.out)
         assert call is not None
-        rows = [[(x, own.find(x)) for x in row] for row in (node.vectors, node.scalars)]
+        operands = [[(x, own.find(x)) for x in row] for row in (node.vectors, node.scalars)]
 
         def run(sources: Sources) -> None:
             vectors, scalars = [
-                [t if t is not None else view(sources[x.memory], x) for x, t in row] for row in rows
+                [t if t is not None else view(sources[x.memory], x) for x, t in row]
+                for row in operands
             ]
             now = relaunch.launch(numbers, vectors, scalars)
             call(now, now.sizes, out)

@@ -210,7 +210,7 @@ class LiveValues:
         self._values = values
         self.numbers: list[float] = []
         self.kinds: list[Any] | None = []
-        for value in values:
+        for i, value in enumerate(values):
             items = value if type(value) is tuple else (value,)
             if _is_numeric(value):
                 self.numbers += items
@@ -219,12 +219,13 @@ class LiveValues:
                 self.kinds.append((type(value), repr(value)))
             else:
                 self.kinds = None
+                self._odd = i
                 break
 
     def odd(self, names: Sequence[str]) -> str:
         """Return the message about the first value that cannot be compared."""
-        i = next(i for i, x in enumerate(self._values) if LiveValues([x]).kinds is None)
-        return f"{names[i % len(names)]!r} is a {type(self._values[i]).__name__}: give a number"
+        name = names[self._odd % len(names)]
+        return f"{name!r} is a {type(self._values[self._odd]).__name__}: give a number"
 
     def same(self, values: Sequence[Any]) -> bool:
         """Return whether these are the same objects."""
@@ -247,13 +248,13 @@ class LiveValues:
 
         Links receive tensors so that none of them can branch on a number that may change.
         """
-        each = iter(tensors)
+        remaining = iter(tensors)
         names, values = step.live
         groups = [
-            {**group, **{key: _replaced(x, each) for key, x in zip(names, row, strict=True)}}
+            {**group, **{key: _replaced(x, remaining) for key, x in zip(names, row, strict=True)}}
             for group, row in zip(step.groups, values, strict=True)
         ]
-        return groups, _replaced(step.loss, each)
+        return groups, _replaced(step.loss, remaining)
 
 
 def _replaced(value: Any, tensors: Iterator[Tensor]) -> Any:

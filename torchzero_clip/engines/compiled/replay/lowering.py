@@ -161,7 +161,7 @@ class Lowering(GraphRegions):
         """Return nodes for an operator on lists of tensors: one node for similar neighbors."""
         written: Any = node.args[0]
         lists = [x if isinstance(x, (list, tuple)) else [x] * len(written) for x in inputs]
-        rows = [list(map(self._operand, row)) for row in lists]
+        operand_lists = [list(map(self._operand, row)) for row in lists]
         if mutable:
             outs = list(map(self._region, written))
         else:
@@ -173,7 +173,7 @@ class Lowering(GraphRegions):
         if elements > self._max_elements:
             raise Unsupported(f" of {elements} entries")
         nodes: Segment = []
-        for (first_out, *first), (out, *merged) in self._side_by_side([outs, *rows]):
+        for (first_out, *first), (out, *merged) in self._side_by_side([outs, *operand_lists]):
             # the dtype for single tensors: with dims they would weigh more in type promotion
             dtype = computed(name, first_out, first, mutable)
             nodes.append(self._elementwise(name, out, merged, dtype))

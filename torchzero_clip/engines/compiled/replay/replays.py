@@ -344,8 +344,10 @@ def reason(error: Exception) -> str:
 
 def _fields(links: Sequence[Link]) -> list[Tensor]:
     """Return the tensors among the fields of the transforms, which cannot be replaced."""
-    inside = [one for link in links for one in link.transform.walk()]
-    return [x for one in inside for x in vars(one).values() if isinstance(x, Tensor)]
+    transforms = [transform for link in links for transform in link.transform.walk()]
+    return [
+        x for transform in transforms for x in vars(transform).values() if isinstance(x, Tensor)
+    ]
 
 
 # ---------------------------------------------------------------------- what links measured
@@ -359,8 +361,8 @@ def mapped(x: Any, function: Callable[[Tensor], Any], groups: Groups) -> Any:
     if isinstance(x, dict):
         return {name: mapped(value, function, groups) for name, value in x.items()}
     if isinstance(x, UnitRecord):
-        norms, limits, ratios = [
-            [mapped(one, function, groups) for one in row] for row in ([x.norm], x.limits, x.ratios)
-        ]
-        return UnitRecord(norms[0], limits, ratios, x.division, groups)
+        norm = mapped(x.norm, function, groups)
+        limits = [mapped(limit, function, groups) for limit in x.limits]
+        ratios = [mapped(ratio, function, groups) for ratio in x.ratios]
+        return UnitRecord(norm, limits, ratios, x.division, groups)
     return function(x) if isinstance(x, Tensor) else x

@@ -124,26 +124,26 @@ class StepRecorder(TorchDispatchMode):
                 raise Refused(f"{name} reads a number on the host: choose by torch.where")
             return func(*args, **kwargs)
         inputs = self._graph_arguments((args, kwargs))
-        out = self.fake_result(func, *args, **kwargs)
+        result = self.fake_result(func, *args, **kwargs)
         node = self.graph.call_function(_quicker(func, args, kwargs), *inputs)
         node.meta["operator"] = func
         if name.startswith("aten.lift_fresh"):  # a constant: each replay gets its own copy
             self.created.append(args[0])
-            node.meta["form"] = form(out)
+            node.meta["form"] = form(result)
             node = self.graph.call_function(torch.clone, (node,))
             node.meta["operator"] = torch.ops.aten.clone.default
         returned = _returned_argument(signature, args, kwargs)
         if returned is not None and torch.Tag.inplace_view in func.tags:
             self._nodes.pop(id(returned))  # the same tensor has another form from here on
-        return self._remember(out if returned is None else returned, node)
+        return self._remember(result if returned is None else returned, node)
 
     def fake_result(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return the result of a function as fake tensors. Nothing is written."""
         with self.paused(), self._fake:
             args, kwargs = tree_map_only((Tensor, float), self._as_fake, (args, kwargs))
-            out = function(*args, **kwargs)
-        tree_map_only(Tensor, without_memory, out)  # reading its address raises an error
-        return out
+            result = function(*args, **kwargs)
+        tree_map_only(Tensor, without_memory, result)  # reading its address raises an error
+        return result
 
     def _as_fake(self, x: Tensor | float) -> Any:
         """Return a tensor as a fake tensor, and a number as a number that torch can cache.
@@ -171,20 +171,20 @@ class StepRecorder(TorchDispatchMode):
         self.leaves.append(x)
         return self.graph.placeholder(f"leaf{len(self.leaves)}")
 
-    def _remember(self, out: Any, node: Node) -> Any:
+    def _remember(self, result: Any, node: Node) -> Any:
         """Remember which node a tensor belongs to, or several tensors that one node returned."""
-        if isinstance(out, Tensor):
-            self._alive.append(out)
-            if id(out) not in self._nodes:
-                self._nodes[id(out)] = node
-                node.meta["form"] = form(out)
-        elif isinstance(out, (tuple, list)):
-            for i, t in enumerate(out):
+        if isinstance(result, Tensor):
+            self._alive.append(result)
+            if id(result) not in self._nodes:
+                self._nodes[id(result)] = node
+                node.meta["form"] = form(result)
+        elif isinstance(result, (tuple, list)):
+            for i, t in enumerate(result):
                 if isinstance(t, Tensor) and id(t) not in self._nodes:
                     item = self.graph.call_function(operator.getitem, (node, i))
                     item.meta["item"] = True
                     self._remember(t, item)
-        return out
+        return result
 
     # ------------------------------------------------------------------ functions of this library
 
@@ -192,16 +192,16 @@ class StepRecorder(TorchDispatchMode):
         self,
         function: Callable[..., Any],
         args: Any,
-        out: Any,
+        result: Any,
         writes: bool = False,
         writes_arguments: bool = False,
     ) -> Any:
-        """Record the call of a function of this library as one node, and return its result `out`.
+        """Record the call of a function of this library as one node, and return its result.
 
         Args:
             function: The function that a replay calls.
             args: Its arguments.
-            out: Its result as fake tensors.
+            result: Its result as fake tensors.
             writes: Whether the function may write memory that existed before the step. A call that
                 writes is replayed even if its result is not used.
             writes_arguments: Whether the function may write its arguments.
@@ -210,7 +210,7 @@ class StepRecorder(TorchDispatchMode):
         node = self.graph.call_function(_call, inputs)
         node.meta["writes"] = writes
         node.meta["writes_arguments"] = writes_arguments
-        return self._remember(out, node)
+        return self._remember(result, node)
 
     def _argument(self, x: Any) -> Any:
         """Return an argument for a graph; an object that a graph cannot print becomes an input."""
@@ -231,10 +231,10 @@ class StepRecorder(TorchDispatchMode):
         Returns:
             A fake tensor for the statistics that the program measures; None if it measures none.
         """
-        out = None
+        statistics = None
         if launch.program.measured is not None:
             device = launch.program.device
-            out = self.fake_result(
+            statistics = self.fake_result(
                 torch.empty, (1, launch.width), dtype=wide(device), device=device
             )
         buffers = [self._gradient_keys.get(id(buffer), buffer) for buffer in launch.buffers]
@@ -244,7 +244,7 @@ class StepRecorder(TorchDispatchMode):
                 self.gradients[key] = buffer
         relaunch = Relaunch(launch, runner, buffers, self.gradients)
         arguments = launch.numbers, launch.vectors, launch.scalars
-        return self.call(relaunch, arguments, out, writes=True)
+        return self.call(relaunch, arguments, statistics, writes=True)
 
     def open(self, gradients: Buffer) -> None:
         """Note that a buffer holds gradients, so that a replay uses the gradients of its step."""
@@ -313,15 +313,15 @@ class _Functions(TorchFunctionMode):
             raise Refused(f"{func.__name__} reads a tensor on the host: choose by torch.where")
         collective_form = form_of(func)
         if collective_form is not None:
-            out = recorder.fake_result(collective_form, *args)
-            return recorder.call(func, args, out, writes=True, writes_arguments=True)
+            result = recorder.fake_result(collective_form, *args)
+            return recorder.call(func, args, result, writes=True, writes_arguments=True)
         if not is_one_operator(func):
             return func(*args, **kwargs)
         function = func.__wrapped__
         if not all([t.is_cpu for t in tree_leaves(args) if isinstance(t, Tensor)]):
             return function(*args, **kwargs)
-        out = recorder.fake_result(function, *args, **kwargs)
-        return recorder.call(function, args, out)
+        result = recorder.fake_result(function, *args, **kwargs)
+        return recorder.call(function, args, result)
 
 
 class _Caught(Exception):
