@@ -152,12 +152,12 @@ def test_a_step_needs_no_foreach_clone(name: str, monkeypatch: pytest.MonkeyPatc
 
 def test_steps_are_replayed_without_the_table_of_dlpack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(Tensor, "__dlpack_c_exchange_api__", raising=False)
-    native_forms.looks.cache_clear()
+    native_forms.native_function.cache_clear()
     try:
         assert forms_of([torch.ones(2)]) is None
         Twins(headline).warm()
     finally:
-        native_forms.looks.cache_clear()
+        native_forms.native_function.cache_clear()
 
 
 def test_another_version_of_triton_launches_its_kernels_itself() -> None:

@@ -1,7 +1,8 @@
-"""captured(opt): when a graph is made anew, what it reads, and what cannot be captured.
+"""captured(opt): when a CUDA graph is captured again, what it reads, and what cannot be captured.
 
-No graph is had without a GPU: here a capture notes the launches, and a replay does them again with
-the very same arguments. On imagined tensors they are counted; in Triton's interpreter they compute.
+There are no CUDA graphs without a GPU. Here a capture notes the launches, and a replay runs them
+again with the same arguments. On fake tensors launches are counted; in Triton's interpreter they
+compute.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from torchzero_clip import (
 from torchzero_clip.audit import fake_cuda, ledgers, same, twin
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.compiled.printers import backends, launches, pointer_tables
-from torchzero_clip.engines.compiled.replay import captures, steps
+from torchzero_clip.engines.compiled.replay import captures, compiled_step
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
 COMPILED = {"compile": True}
@@ -49,13 +50,13 @@ COMPILED = {"compile": True}
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The launches of each capture."""
+    """The number of launches in each capture."""
     counts: list[int] = []
 
     def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
         found: list[tuple[Any, ...]] = []
         with pytest.MonkeyPatch.context() as patch:
-            for page in ("printers.triton", "again.device_step"):
+            for page in ("printers.triton", "replay.device_step"):
                 name = f"torchzero_clip.engines.compiled.{page}.launch"
                 patch.setattr(name, lambda *args, **constants: found.append((args, constants)))
             step()
@@ -115,7 +116,7 @@ def lose_gradient(opt: Modular, params: list[Tensor]) -> None:
 
 
 def load_state(opt: Modular, params: list[Tensor]) -> None:
-    """As loading does: the state is other tensors."""
+    """Replace all state by other tensors, as loading a checkpoint does."""
     for state in opt.state.values():
         state.update({name: x.clone() for name, x in state.items() if isinstance(x, Tensor)})
 
@@ -133,7 +134,7 @@ def regroup(opt: Modular, params: list[Tensor]) -> None:
 @pytest.mark.parametrize(
     "change", [change_gradient, lose_gradient, load_state, set_weight, regroup]
 )
-def test_a_change_of_what_a_graph_holds_makes_another(
+def test_a_change_of_captured_tensors_leads_to_another_capture(
     change: Callable[[Modular, list[Tensor]], None], imagined: list[Tensor], made: list[int]
 ) -> None:
     opt = captured(Modular(imagined, *headline(), compile=True))
@@ -159,10 +160,10 @@ def test_a_change_of_what_a_graph_holds_makes_another(
         lambda: [named("lamb")],
     ],
 )
-def test_no_number_of_python_differs_between_two_steps(
+def test_no_python_number_differs_between_two_steps(
     chain: Callable[[], list[Transform]], imagined: list[Tensor]
 ) -> None:
-    """Rates, step counts and corrections of bias are tensors: a graph would keep what they were."""
+    """Learning rates, step counts and bias corrections are tensors: a graph would keep numbers."""
 
     def make(params: Sequence[Tensor]) -> Callable[[], Any]:
         opt = Modular(params, *chain(), compile=True)
@@ -175,17 +176,17 @@ def test_no_number_of_python_differs_between_two_steps(
         return step
 
     *_, before, last = ledgers(make, imagined, 6)
-    assert (len(last.copies), last.reads) == (1, [])  # the rates, which are sent before the graph
+    assert (len(last.copies), last.reads) == (1, [])  # hyperparameters, before the graph
     for ledger in (before, last):
         ledger.requests = [request for request in ledger.requests if request.kind != "copy"]
     assert same(before, last) is None
 
 
 @pytest.mark.parametrize("of", [float, torch.tensor], ids=["number", "tensor of the host"])
-def test_a_loss_of_the_host_is_sent_with_the_rates(
+def test_a_loss_on_the_host_is_sent_with_the_hyperparameters(
     of: Callable[[float], Any], imagined: list[Tensor]
 ) -> None:
-    """A graph would keep the one that it was captured with, or read where it once lay."""
+    """A graph would keep the loss of its capture, or read its old address."""
     losses = iter(range(1, 9))
 
     def make(params: Sequence[Tensor]) -> Callable[[], Any]:
@@ -205,7 +206,7 @@ def test_a_loss_of_the_host_is_sent_with_the_rates(
     assert same(before, last) is None
 
 
-def test_gradients_that_lie_elsewhere_in_every_step_are_told(
+def test_gradients_that_move_in_every_step_give_a_warning(
     imagined: list[Tensor], made: list[int]
 ) -> None:
     opt = captured(Modular(imagined, *headline(), compile=True))
@@ -220,10 +221,10 @@ def test_gradients_that_lie_elsewhere_in_every_step_are_told(
     assert made == []
 
 
-def test_a_loss_that_lies_elsewhere_in_every_step_is_named(
+def test_a_loss_that_moves_in_every_step_gives_a_warning(
     imagined: list[Tensor], made: list[int]
 ) -> None:
-    """Gradients stay where they are, so nothing is said of them."""
+    """The gradients do not move, so the warning does not name them."""
     opt = captured(Modular(imagined, SkipSpike(), *headline(), compile=True))
     with_grads(imagined)
     losses = [torch.ones((), device="cuda:0") for _ in range(8)]
@@ -242,13 +243,13 @@ def test_a_loss_that_lies_elsewhere_in_every_step_is_named(
 
 
 class Captured:
-    """A graph that notes nothing: what is launched meanwhile is launched."""
+    """A CUDA graph that captures nothing: launches run at once."""
 
     def replay(self) -> None: ...
 
 
-def test_what_a_graph_reads_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a graph of the user nobody tells when it is gone, so what that reads is kept."""
+def test_tables_live_as_long_as_the_graph_that_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a user's own graph is not known, so the tables that it reads are kept."""
     known, like = pointer_tables.DeviceTables(), torch.zeros(1)
     monkeypatch.setattr(captures, "TABLES", known)
     monkeypatch.setattr(pointer_tables, "capturing", lambda device: True)
@@ -274,7 +275,7 @@ def test_what_a_graph_reads_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found[0]() is None
 
 
-def test_what_cannot_be_captured_is_a_sentence(imagined: list[Tensor]) -> None:
+def test_chains_that_cannot_be_captured_raise_an_error(imagined: list[Tensor]) -> None:
     with pytest.raises(ValueError, match="made with compile=True"):
         captured(Modular(imagined, *headline()))
     with pytest.raises(TypeError, match="takes a Modular, got AdamW"):
@@ -284,15 +285,15 @@ def test_what_cannot_be_captured_is_a_sentence(imagined: list[Tensor]) -> None:
             captured(Modular(imagined, odd, Adam(), LR(0.1), compile=True))
 
 
-def test_parameters_elsewhere_are_a_sentence() -> None:
+def test_parameters_on_cpu_raise_an_error() -> None:
     with pytest.raises(ValueError, match="parameters on one GPU, with Triton, got cpu"):
         captured(Modular([Parameter(torch.zeros(2))], *headline(), compile=True))
 
 
-def test_a_step_that_is_too_long_is_refused_each_time(
+def test_a_step_that_is_too_long_raises_an_error_each_time(
     imagined: list[Tensor], made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "LONGEST", 0)
+    monkeypatch.setattr(compiled_step, "MAX_NODES", 0)
     opt = captured(Modular(imagined, *headline(), compile=True))
     with_grads(imagined)
     opt.step()
@@ -302,7 +303,7 @@ def test_a_step_that_is_too_long_is_refused_each_time(
     assert made == []
 
 
-def test_a_guard_that_reads_is_a_sentence_before_anything_has_happened(
+def test_a_guard_that_reads_a_flag_raises_an_error_before_anything_changes(
     imagined: list[Tensor], made: list[int]
 ) -> None:
     opt = captured(Modular(imagined, SkipLarge(5.0), Adam(), LR(0.1), compile=True, fused=False))
@@ -338,13 +339,13 @@ class TestNumbers:
             lambda: [ClipNorm(1.0), Adam(), LR(0.1), WeightEMA(0.5)],
         ],
     )
-    def test_captured_steps_are_the_plain_ones(
+    def test_captured_steps_equal_steps_without_compile(
         self,
         chain: Callable[[], list[Transform]],
         made: list[int],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """Rates, losses and gradients change, and one of these is no number."""
+        """Learning rates, losses and gradients change, and one gradient is NaN."""
         monkeypatch.setattr(Compiled, "backend", "triton")
         rows = [[Parameter(torch.ones(4, 3)), Parameter(torch.zeros(5))] for _ in range(2)]
         fast = captured(Modular(rows[0], *chain(), compile=True))

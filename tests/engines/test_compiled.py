@@ -1,4 +1,4 @@
-"""compile=True: what is recorded, what is compiled, and that it is compiled once."""
+"""compile=True gives the results of eager steps, and compiles each kernel once."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def state_of(opt: Modular) -> list[Tensor]:
 def race(
     fast: Modular, slow: torch.optim.Optimizer, steps: int = 4, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Both come to the same parameters, gradients and state, step by step."""
+    """Check that two optimizers have the same parameters, gradients and state after each step."""
     ours, theirs = ([p for g in opt.param_groups for p in g["params"]] for opt in (fast, slow))
     for i in range(steps):
         for params in (ours, theirs):
@@ -101,7 +101,7 @@ def race(
 
 
 def races() -> Iterator[Any]:
-    """Chains and dtypes; of other dtypes, which differ in a cast, one chain is quick."""
+    """Yield chains and dtypes. All but one chain in other dtypes than float32 are slow tests."""
     for name, dtype in itertools.product(CHAINS, DTYPES):
         quick = dtype == torch.float32 or name == "headline"
         yield pytest.param(
@@ -110,7 +110,7 @@ def races() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("name", "dtype"), [*races()])
-def test_a_compiled_chain_does_what_the_plain_one_does(name: str, dtype: torch.dtype) -> None:
+def test_compiled_chains_give_the_results_of_eager_chains(name: str, dtype: torch.dtype) -> None:
     ours, theirs = params_of(SHAPES), params_of(SHAPES)
     for p in [*ours, *theirs]:
         p.data = p.data.to(dtype)
@@ -131,7 +131,7 @@ def done_in_cpp(launch: Launch, backend: str) -> cpp.Call:
 
 @sampled(one_in=2)
 def test_every_rule_compiles(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
-    """Before Adam, where it has to leave an update, from equal state in every step."""
+    """Each rule runs before Adam, or after it, with compile=True and with fused=False."""
     monkeypatch.setattr(runner, "call_of", done_in_cpp)
     tail = [Adam()] if any("lr" in link.live for link in case.make().walk()) else [Adam(), LR(0.01)]
     made = []
@@ -152,8 +152,10 @@ def test_every_rule_compiles(monkeypatch: pytest.MonkeyPatch, case: Case) -> Non
 
 
 def halves(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-    """All numbers of half precision, what lies between two, and everything else at random; with
-    what torch makes of them in the other precision."""
+    """Yield numbers in half precision and in float32, each with PyTorch's conversion to the other.
+
+    The numbers are all numbers of half precision, the means of neighbors, and random float32 bits.
+    """
     known = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype).float()
     ends = known[known.isfinite()].sort().values
     generator = torch.Generator().manual_seed(0)
@@ -166,7 +168,7 @@ def halves(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def copied(source: Tensor, dtype: torch.dtype, run: Callable[[Launch], Any]) -> Tensor:
-    """A tensor in another dtype, as a way of running programs stores it."""
+    """Convert a tensor by a program that copies it to another dtype; `run` runs its launch."""
     out = torch.zeros(len(source), dtype=dtype)
     program = Program(
         (("load", (("buffer", 0),)),), ((1, 0),), None, (source.dtype, dtype), (), (),
@@ -177,7 +179,7 @@ def copied(source: Tensor, dtype: torch.dtype, run: Callable[[Launch], Any]) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision_is_read_and_rounded_as_torch_does(dtype: torch.dtype) -> None:
+def test_half_precision_is_converted_as_in_pytorch(dtype: torch.dtype) -> None:
     for source, right in halves(dtype):
         ours = copied(source, right.dtype, natively)
         torch.testing.assert_close(ours, right, rtol=0, atol=0, equal_nan=True)
@@ -185,10 +187,10 @@ def test_half_precision_is_read_and_rounded_as_torch_does(dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("order", [1, 2, float("inf")])
-def test_a_kernel_measures_right_to_a_millionth(
+def test_kernels_measure_norms_to_1e_6(
     monkeypatch: pytest.MonkeyPatch, order: float, threads: int
 ) -> None:
-    """Whatever the sizes, the dtype, the range, and who of the threads reads what."""
+    """For all sizes, dtypes and ranges, and any number of threads."""
     monkeypatch.setattr(tape, "statistics", never)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -199,7 +201,7 @@ def test_a_kernel_measures_right_to_a_millionth(
 
 
 def measures_right(order: float, shapes: Sequence[tuple[int, ...]]) -> None:
-    """Norms by the kernels are right to a millionth, whatever the range."""
+    """Check that norms by kernels are accurate to 1e-6 in every range."""
     for dtype, scales in (
         (torch.float32, [1.0, 1e20, 1e-30, 1e-40]),
         (torch.bfloat16, [1.0, 1e20, 1e-39]),
@@ -215,7 +217,7 @@ def measures_right(order: float, shapes: Sequence[tuple[int, ...]]) -> None:
 
 
 def norms_of(grads: Sequence[Tensor], order: float) -> Tensor:
-    """The norms of gradients as a compiled step measures them."""
+    """Return the norms of gradients as a compiled step measures them."""
     params = [Parameter(torch.zeros_like(t)) for t in grads]
     opt = Modular(params, ClipNorm(1.0, ord=order), LR(0.0), compile=True)
     for p, t in zip(params, grads, strict=True):
@@ -227,7 +229,7 @@ def norms_of(grads: Sequence[Tensor], order: float) -> Tensor:
 
 @pytest.mark.parametrize("order", [1, 2, float("inf")])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_kernel_measures_what_is_no_number(
+def test_kernels_measure_norms_of_nan_and_inf(
     monkeypatch: pytest.MonkeyPatch, bad: float, order: float
 ) -> None:
     monkeypatch.setattr(tape, "statistics", never)
@@ -237,7 +239,7 @@ def test_a_kernel_measures_what_is_no_number(
 
 
 def with_one_that_is(bad: float) -> list[Tensor]:
-    """Two gradients, the first of which has an entry that is no number."""
+    """Return two gradients. One element of the first is NaN or infinite."""
     grads = [p.detach() for p in params_of([(300, 5), (7,)])]
     grads[0][200, 3] = bad
     return grads
@@ -251,13 +253,13 @@ SLICED: dict[str, Callable[[], Chain]] = {
     "two": lambda: [ClipNorm(0.5, dim=1), Normalize(dim=0, inverse_dims=True, ord=1), LR(0.1)],
     "then all": lambda: [Normalize(dim=1, ord="inf"), ClipNorm(1.0, dim="global"), LR(0.1)],
 }
-"""Chains that measure slices, each of which lies in one piece."""
+"""Chains that measure slices which are contiguous in memory."""
 
 
 def like_eager(
     chain: Callable[[], Chain], shapes: Sequence[tuple[int, ...]], turned: bool = False
 ) -> Modular:
-    """Steps that come to the same in both engines; returns the compiled optimizer."""
+    """Check that both engines give the same steps; return the compiled optimizer."""
     ways = [params_of(shapes), params_of(shapes)]
     made = [Modular(ways[0], *chain()), Modular(ways[1], *chain(), compile=True)]
     for i in range(5):
@@ -278,10 +280,8 @@ def like_eager(
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", SLICED)
-def test_slices_are_measured_and_scaled_in_the_passes_of_whole_tensors(
-    name: str, threads: int
-) -> None:
-    """A step is one native call, whatever the shapes; a vector without the dim stays alone."""
+def test_slices_need_no_more_passes_than_whole_tensors(name: str, threads: int) -> None:
+    """A step is one native call for all shapes; a vector without the dim is one slice."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -294,13 +294,13 @@ def test_slices_are_measured_and_scaled_in_the_passes_of_whole_tensors(
 
 
 @pytest.mark.parametrize("name", SLICED)
-def test_slices_of_tensors_that_lie_otherwise_are_those_of_torch(name: str) -> None:
+def test_slices_of_transposed_gradients_equal_the_eager_ones(name: str) -> None:
     like_eager(SLICED[name], [(30, 7), (5,), (8, 4)], turned=True)
 
 
 @pytest.mark.parametrize("order", [1, 2, float("inf")])
-def test_slices_are_measured_right_to_a_millionth(order: float) -> None:
-    """Whatever the range; where an entry is no number its own slice alone is none."""
+def test_norms_of_slices_are_accurate_to_1e_6(order: float) -> None:
+    """In every range. A NaN makes only the norm of its own slice NaN."""
     for scale in (1.0, 1e20, 1e-30):
         grad = torch.randn(5, 300) * scale
         grad[3, 7] = float("nan")
@@ -317,11 +317,11 @@ def test_slices_are_measured_right_to_a_millionth(order: float) -> None:
 
 
 def built() -> int:
-    """How many kernels this process has compiled."""
+    """Return how many kernels this process has compiled."""
     return cpp.native.cache_info().misses
 
 
-def test_nothing_is_compiled_again_for_live_values_schedulers_or_missing_gradients() -> None:
+def test_nothing_is_recompiled_for_hyperparameters_schedulers_or_missing_gradients() -> None:
     params, more = params_of(SHAPES), params_of([(9, 2), (33,), (5,)])
     chain = [ClipNorm(1.0), Momentum(0.9, nesterov=True), Adam(), WeightDecay(0.01), LR(1e-2)]
     opt = Modular([{"params": params}, {"params": more, "lr": 0.5}], *chain, compile=True)
@@ -361,7 +361,7 @@ def test_nothing_is_compiled_again_for_live_values_schedulers_or_missing_gradien
     assert built() == before
 
 
-def test_another_optimizer_with_the_chain_takes_the_kernels_there_are() -> None:
+def test_another_optimizer_with_the_same_chain_uses_the_same_kernels() -> None:
     counts = []
     for shapes in (SHAPES, [(100, 3), *SHAPES, (11,)]):
         params = params_of(shapes)
@@ -372,7 +372,7 @@ def test_another_optimizer_with_the_chain_takes_the_kernels_there_are() -> None:
     assert counts[0] == counts[1]
 
 
-def test_a_compiled_step_is_that_of_torch() -> None:
+def test_compiled_clipping_and_adam_equal_torch() -> None:
     shapes = [(300, 700), *[(i + 2, 3) for i in range(37)]]
     ours, theirs = params_of(shapes), params_of(shapes)
     fast = Modular(ours, ClipNorm(1.0, dim="global"), Adam(), LR(1e-2), compile=True)
@@ -392,7 +392,7 @@ def test_a_compiled_step_is_that_of_torch() -> None:
 def recording(
     monkeypatch: pytest.MonkeyPatch, params: Sequence[Parameter], *chain: Transform, **options: Any
 ) -> tuple[Modular, list[Program]]:
-    """An optimizer whose kernels run uncompiled, and those that ran."""
+    """Return an optimizer whose programs run node by node, and the list of programs that ran."""
     opt = Modular(params, *chain, compile=True, **options)
     assert isinstance(opt.engine, Compiled)
     opt.engine.backend = "plain"
@@ -407,7 +407,7 @@ def recording(
     return opt, seen
 
 
-def test_a_chain_with_one_norm_is_one_kernel_that_writes_nothing_but_state_and_parameters(
+def test_a_chain_with_one_norm_has_one_kernel_that_writes_only_state_and_parameters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     params = params_of([(4, 5), (6,)])
@@ -422,8 +422,8 @@ def test_a_chain_with_one_norm_is_one_kernel_that_writes_nothing_but_state_and_p
     assert not opt.engine.lasting(), "no buffer is kept for an update that nobody reads"
 
 
-def test_an_update_that_was_left_behind_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Momentum returns its buffer, and nobody looks at the clamped gradient again."""
+def test_an_update_that_is_not_used_later_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Momentum returns its buffer, so the clamped gradient is not used again."""
     params = params_of([(4, 5), (6,)])
     opt, seen = recording(monkeypatch, params, ClipValue(0.1), Momentum(0.9), LR(0.1))
     give(params, 0)
@@ -433,7 +433,7 @@ def test_an_update_that_was_left_behind_is_not_stored(monkeypatch: pytest.Monkey
     assert not opt.engine.lasting()
 
 
-def test_a_rule_on_the_update_makes_two_kernels_and_one_buffer(
+def test_a_norm_of_the_update_leads_to_two_kernels_and_one_buffer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     params = params_of([(4, 5), (6,)])
@@ -441,13 +441,13 @@ def test_a_rule_on_the_update_makes_two_kernels_and_one_buffer(
     for i in range(3):
         give(params, i)
         opt.step()
-    assert len(seen) == 2 * (3 + 1)  # three steps, the second of which is also written down
+    assert len(seen) == 2 * (3 + 1)  # three steps, the second of which is also recorded
     assert len(set(seen)) == 2
     assert seen[0].measured, "the kernel that makes the update measures it"
     assert len(opt.engine.lasting()) == len(params)
 
 
-def test_clipping_does_not_change_the_kernel_when_it_begins_or_ends(
+def test_kernels_are_the_same_whether_or_not_the_norm_exceeds_the_threshold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     params = params_of([(4, 5), (6,)])
@@ -456,10 +456,10 @@ def test_clipping_does_not_change_the_kernel_when_it_begins_or_ends(
         give(params, 0, scale)
         opt.step()
     assert len(seen) == 2 * (3 + 1)
-    assert len(set(seen)) == 2  # with that of the norm
+    assert len(set(seen)) == 2  # one measures the norm
 
 
-def test_a_link_that_looks_at_values_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_that_reads_values_receives_them(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
 
     def look(t: Tensor) -> Tensor:
@@ -476,7 +476,7 @@ def test_a_link_that_looks_at_values_gets_them(monkeypatch: pytest.MonkeyPatch) 
     torch.testing.assert_close(params[0].detach(), start - 2 * grad.clamp(-0.5, 0.5))
 
 
-def test_a_custom_transform_records_without_knowing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_transforms_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     class Soften(Transform):
         def init(self, param: Tensor) -> dict[str, Tensor]:
             return {"seen": torch.zeros_like(param), "count": torch.zeros(())}
@@ -493,7 +493,7 @@ def test_a_custom_transform_records_without_knowing_of_it(monkeypatch: pytest.Mo
     assert len(seen) == 3
 
 
-def test_channels_last_and_strided_tensors_are_taken_in_their_own_order(
+def test_channels_last_and_strided_tensors_keep_their_layout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ours, theirs = (
@@ -516,7 +516,7 @@ def test_channels_last_and_strided_tensors_are_taken_in_their_own_order(
     assert ours[0].is_contiguous(memory_format=torch.channels_last)
 
 
-def test_parts_of_a_model_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_gives_parts_of_a_model_their_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes = [(4, 5), (6,), (7, 2), (3,)]
     matrices: Callable[[str, Tensor], bool] = lambda name, p: p.dim() == 2  # noqa: E731
     chain = [Masked(tz.Chain(Momentum(0.9), Orthogonalize()), matrices), Adam(), LR(0.1)]
@@ -525,10 +525,10 @@ def test_parts_of_a_model_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPa
     race(fast, Modular(theirs, *chain, fused=False), steps=3)
 
 
-def test_what_is_recorded_of_a_gradient_is_of_the_gradient_as_it_was(
+def test_links_before_a_write_to_gradients_see_the_old_gradients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A link that only keeps state, before another writes the gradients of a part of the model."""
+    """A link keeps its input as state; a later link writes the gradients of a part of the model."""
 
     class Keep(Transform):
         leaves = "gradient"
@@ -571,7 +571,7 @@ class Delay(Transform):
 
 
 class Overwrite(Transform):
-    """Writes tensors one by one, after it has noted something of them."""
+    """A rule that writes tensors one by one, after recording an operator on them."""
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"m": torch.zeros_like(param)}
@@ -608,7 +608,7 @@ class Plain(Transform):
 
 
 class Mixed(Transform):
-    """State that is not of one dtype."""
+    """A rule whose state has two dtypes."""
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         dtype = torch.bfloat16 if param.dim() >= 2 else torch.float32
@@ -620,7 +620,7 @@ class Mixed(Transform):
 
 
 class Difference(Transform):
-    """Keeps a list from one step to the next."""
+    """A rule that keeps a list from one step to the next."""
 
     def update(self, u: Any, state: Any, group: Any) -> Any:
         kept, now = getattr(self, "_kept", None), u.clone()
@@ -654,7 +654,7 @@ ORDERS: dict[str, Callable[[], Chain]] = {
 
 @pytest.mark.parametrize("way", ["fused", "recorded"])
 @pytest.mark.parametrize("name", ORDERS)
-def test_who_writes_and_who_reads_keep_their_order(
+def test_reads_and_writes_keep_their_order(
     monkeypatch: pytest.MonkeyPatch, name: str, way: str
 ) -> None:
     shapes = [*SHAPES, (30, 4), (9,)]
@@ -666,7 +666,7 @@ def test_who_writes_and_who_reads_keep_their_order(
     race(fast, slow)
 
 
-def test_many_small_tensors_in_another_order_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_small_tensors_in_other_memory_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     def crowd() -> list[Parameter]:
         return params_of([(8, 3, 3, 3)] * 20 + [(8, 8)] * 20)
 
@@ -687,7 +687,7 @@ def test_many_small_tensors_in_another_order_in_memory(monkeypatch: pytest.Monke
     close(ours, theirs)
 
 
-def test_parameters_may_get_other_views_of_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parameter_may_become_another_view_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     p = Parameter(torch.arange(9.0).view(3, 3))
     opt, _ = recording(monkeypatch, [p], LR(0.1))
     p.grad = torch.zeros(3, 3)
@@ -701,8 +701,8 @@ def test_parameters_may_get_other_views_of_their_memory(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("shape", [(), (1,)], ids=str)
-def test_a_gradient_that_torch_negates_when_it_is_read_keeps_its_sign(shape: Any) -> None:
-    """Autograd gives such ones to real numbers in complex arithmetic."""
+def test_a_lazily_negated_gradient_keeps_its_sign(shape: Any) -> None:
+    """Autograd returns such gradients for real parameters in complex arithmetic."""
     a, b = [Parameter(torch.ones(shape)) for _ in range(2)]
     opt = Modular([a, b], LR(0.1), compile=True)
     for _ in range(4):
@@ -715,7 +715,7 @@ def test_a_gradient_that_torch_negates_when_it_is_read_keeps_its_sign(shape: Any
         torch.testing.assert_close(b.detach(), before - 0.1 * grad)
 
 
-def test_autograd_sees_that_parameters_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autograd_notices_that_parameters_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     w, x = Parameter(torch.randn(4, 4)), torch.randn(4, requires_grad=True)
     opt, _ = recording(monkeypatch, [w], LR(0.1))
     y, z = (w @ x).sum(), (torch.tanh(x) @ w).pow(2).sum()
@@ -726,10 +726,10 @@ def test_autograd_sees_that_parameters_have_changed(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("backend", ["native", "plain"])
-def test_a_gradient_of_another_size_is_an_error_before_memory_is_touched(
+def test_a_gradient_of_another_size_raises_an_error_before_memory_is_read(
     monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    """Parameters may be given more memory while the gradient is that of before."""
+    """A parameter may get more memory while its gradient stays the same."""
     monkeypatch.setattr(Compiled, "backend", backend)
     params = params_of([(3, 4), (5,)])
     opt = Modular(params, Momentum(0.9), LR(0.1), compile=True)
@@ -745,7 +745,7 @@ def test_a_gradient_of_another_size_is_an_error_before_memory_is_touched(
         opt.step()
 
 
-def test_a_refused_group_is_not_there_afterwards() -> None:
+def test_a_refused_group_is_not_added() -> None:
     opt = Modular(params_of([(3, 2)]), Adam(), LR(0.1), compile=True)
     with pytest.raises(RuntimeError, match="on cpu, cuda, xpu and mps"):
         opt.add_param_group({"params": [Parameter(torch.ones(2, device="meta"))]})
@@ -763,7 +763,7 @@ def test_complex_parameters_step_without_kernels(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("rounding", ["stochastic", "kahan", "exact"])
-def test_roundings_take_the_update_of_a_kernel(rounding: str) -> None:
+def test_every_rounding_rounds_updates_of_kernels(rounding: str) -> None:
     def run(**options: Any) -> list[Parameter]:
         params = [Parameter(torch.ones(40, 3, dtype=torch.bfloat16))]
         opt = Modular(params, Adam(), LR(1e-3), rounding=rounding, **options)
@@ -777,10 +777,10 @@ def test_roundings_take_the_update_of_a_kernel(rounding: str) -> None:
     torch.testing.assert_close(run(compile=True), run(), rtol=0, atol=0)
 
 
-# ---------------------------------------------------------------------- state, and what goes wrong
+# ---------------------------------------------------------------------- state, and failures
 
 
-def test_state_goes_from_compiled_to_plain_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_can_be_loaded_with_and_without_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = params_of(SHAPES), params_of(SHAPES)
     chain = CHAINS["memory"]()
     fast, _ = recording(monkeypatch, ours, *chain)
@@ -797,14 +797,14 @@ def test_state_goes_from_compiled_to_plain_and_back(monkeypatch: pytest.MonkeyPa
     close(ours, theirs)
 
 
-def test_a_copy_compiles_too() -> None:
+def test_a_copy_of_a_compiled_optimizer_is_compiled() -> None:
     params = params_of([(3, 2)])
     opt = Modular(params, Adam(), LR(0.1), compile=True)
     assert isinstance(copy.deepcopy(opt).engine, Compiled)
     assert not isinstance(copy.deepcopy(Modular(params, Adam(), LR(0.1))).engine, Compiled)
 
 
-def test_without_a_compiler_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_construction_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "there-is-no-such-compiler")
     with pytest.raises(RuntimeError, match="compile=True needs a C\\+\\+ compiler: install"):
         Modular(params_of([(3, 2)]), Adam(), LR(0.1), compile=True)
@@ -814,8 +814,8 @@ def test_without_a_compiler_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Callable[[], None]:
-    """Forgets what this process has built, and keeps libraries in a folder of the test."""
+def forgets(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Callable[[], None]:
+    """Return a function that forgets built libraries; keep libraries in a folder of the test."""
     monkeypatch.setenv("TORCHZERO_CLIP_CACHE", str(tmp_path / "kept"))
 
     def forget() -> None:
@@ -828,8 +828,8 @@ def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Callable[[], None]:
     return forget
 
 
-def test_a_compiler_that_fails_leaves_the_work_to_the_operators(
-    monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None], tmp_path: Any
+def test_after_a_failure_of_the_compiler_programs_run_by_operators(
+    monkeypatch: pytest.MonkeyPatch, forgets: Callable[[], None], tmp_path: Any
 ) -> None:
     monkeypatch.setattr(build, "FLAGS", "--there-is-no-such-flag")
     monkeypatch.setattr(native_step, "FLAGS", "--there-is-no-such-flag")
@@ -840,8 +840,8 @@ def test_a_compiler_that_fails_leaves_the_work_to_the_operators(
     assert not list((tmp_path / "kept").iterdir())
 
 
-def test_what_is_built_is_there_for_the_next_process(
-    monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None], tmp_path: Any
+def test_libraries_are_kept_for_the_next_process(
+    monkeypatch: pytest.MonkeyPatch, forgets: Callable[[], None], tmp_path: Any
 ) -> None:
     for _ in range(2):
         ours, theirs = params_of(SHAPES), params_of(SHAPES)
@@ -852,12 +852,12 @@ def test_what_is_built_is_there_for_the_next_process(
         kinds = sorted([path.suffix for path in (tmp_path / "kept").iterdir()])
         assert kinds == [".proven"] + [".so"] * 3  # the norm, the rest, and the step
         monkeypatch.setattr("subprocess.run", None)  # nothing is built again
-        anew()
+        forgets()
     assert (tmp_path / "kept").stat().st_mode & 0o077 == 0
 
 
-def test_a_library_that_does_not_load_leaves_the_work_to_the_operators(
-    monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None]
+def test_programs_run_by_operators_if_a_library_does_not_load(
+    monkeypatch: pytest.MonkeyPatch, forgets: Callable[[], None]
 ) -> None:
     def refuse(path: str) -> None:
         raise OSError(f"{path}: built for another machine")
@@ -869,8 +869,8 @@ def test_a_library_that_does_not_load_leaves_the_work_to_the_operators(
         race(Modular(ours, *links(), compile=True), Modular(theirs, *links()), steps=2)
 
 
-def test_without_a_home_libraries_last_as_long_as_the_process(
-    monkeypatch: pytest.MonkeyPatch, anew: Callable[[], None], tmp_path: Any
+def test_without_a_cache_folder_libraries_last_as_long_as_the_process(
+    monkeypatch: pytest.MonkeyPatch, forgets: Callable[[], None], tmp_path: Any
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TORCHZERO_CLIP_CACHE", str(tmp_path / "file" / "kept"))
@@ -880,8 +880,8 @@ def test_without_a_home_libraries_last_as_long_as_the_process(
     assert build._folder() == build._folder()
 
 
-def test_parameters_that_come_and_go_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "MOST", 8)
+def test_buffers_of_changing_parameters_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffers, "BUFFERS_KEPT", 8)
     params = params_of([(3, 2)] * 12)
     opt, _ = recording(monkeypatch, params, Adam(), LR(0.1))
     for p in params:
@@ -892,7 +892,7 @@ def test_parameters_that_come_and_go_do_not_pile_up(monkeypatch: pytest.MonkeyPa
     assert len(opt.engine.buffers.known) <= 8
 
 
-def test_explain_counts_what_the_kernels_move() -> None:
+def test_explain_counts_the_bytes_that_kernels_move() -> None:
     params = params_of([(100, 30)])
     text = Modular(params, ClipNorm(1.0), Adam(), LR(0.1), compile=True).explain()
     assert "one compiled kernel" in text

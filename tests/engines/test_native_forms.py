@@ -1,4 +1,4 @@
-"""Native forms: what one native call sees of many tensors, and what it must not overlook."""
+"""Native forms: one native call notices every change of address, dtype, shape or strides."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def some() -> list[Tensor]:
     return [torch.zeros(3, 4), torch.zeros(()), torch.zeros(0, 2), torch.zeros(4, 6)[:, ::2]]
 
 
-def test_addresses_are_those_of_tensors() -> None:
+def test_addresses_equal_data_ptr() -> None:
     tensors = [*some(), torch.zeros(8)[3:], torch.zeros(2, dtype=torch.bool)]
     seen = forms_of(tensors)
     assert seen is not None
-    assert seen.hold()
+    assert seen.unchanged()
     assert seen.addresses is not None
     assert list(seen.addresses) == [t.data_ptr() for t in tensors]
 
 
 def given(t: Tensor, new: Tensor) -> None:
-    """What hooks and `module.to` do: the same object, with other data."""
+    """Give the same tensor object other data, as hooks and `module.to` do."""
     t.data = new
 
 
@@ -45,26 +45,26 @@ CHANGES: dict[str, Callable[[Tensor], Any]] = {
 
 
 @at_once("change", list(CHANGES))
-def test_a_tensor_that_lies_otherwise_is_noticed(change: str) -> None:
-    """It stands between others, and is known again where all is as it was."""
+def test_a_tensor_with_another_address_or_form_is_noticed(change: str) -> None:
+    """The tensor is one of several, and the change is undone at the end."""
     first, changed, last = torch.zeros(2), torch.zeros(3, 4), torch.zeros(5)
     seen, kept = forms_of([first, changed, last]), changed.detach()
     assert seen is not None
     CHANGES[change](changed)
-    assert not seen.hold()
+    assert not seen.unchanged()
     changed.data = kept
-    assert seen.hold()
+    assert seen.unchanged()
 
 
-def test_others_of_the_same_form_lie_elsewhere() -> None:
+def test_other_tensors_with_the_same_forms_give_their_addresses() -> None:
     seen, others = forms_of(some()), some()
     assert seen is not None
-    places = seen.of(others)
-    assert places is not None
-    assert list(places) == [t.data_ptr() for t in others]
+    starts = seen.addresses_of(others)
+    assert starts is not None
+    assert list(starts) == [t.data_ptr() for t in others]
     wide = forms_of([torch.zeros(4, 1)])
     assert wide is not None
-    assert wide.of([torch.zeros(1, 4).t()]), "the stride of a dim of one entry says nothing"
+    assert wide.addresses_of([torch.zeros(1, 4).t()]), "strides of dims of size 1 do not count"
 
 
 OTHERS: dict[str, Tensor] = {
@@ -80,13 +80,13 @@ OTHERS: dict[str, Tensor] = {
 
 
 @at_once("name", list(OTHERS))
-def test_others_of_another_form_are_none(name: str) -> None:
+def test_other_tensors_with_another_form_give_none(name: str) -> None:
     seen = forms_of([torch.zeros(3, 4), torch.zeros(2)])
     assert seen is not None
-    assert seen.of([OTHERS[name], torch.zeros(2)]) is None
-    assert seen.of([torch.zeros(3, 4), OTHERS[name]]) is None
+    assert seen.addresses_of([OTHERS[name], torch.zeros(2)]) is None
+    assert seen.addresses_of([torch.zeros(3, 4), OTHERS[name]]) is None
 
 
-def test_what_dlpack_has_no_word_for_is_not_seen() -> None:
+def test_tensors_that_dlpack_cannot_describe_have_no_native_forms() -> None:
     assert forms_of([torch.zeros(3, device="meta")]) is None
     assert forms_of([torch.zeros(3).to_sparse()]) is None

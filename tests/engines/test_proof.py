@@ -31,8 +31,7 @@ from torchzero_clip import (
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.compiled.printers import backends, cpp, proof, triton
 from torchzero_clip.engines.compiled.printers.program import Program
-from torchzero_clip.engines.compiled.replay import native_step
-from torchzero_clip.engines.compiled.replay import steps as steps_page
+from torchzero_clip.engines.compiled.replay import compiled_step, native_step
 
 CHAINS: dict[str, Callable[[], Sequence[Transform]]] = {
     "headline": lambda: [ClipNorm(1.0, dim="global"), Adam(), WeightDecay(0.01), LR(0.1)],
@@ -250,7 +249,7 @@ def test_while_a_graph_is_captured_nothing_is_compared_and_later_it_is(
     params, opt = model("adaptive", compile=True)
     step(params, opt, 0)
     before = noted(tmp_path)
-    for page in (proof, steps_page):
+    for page in (proof, compiled_step):
         monkeypatch.setattr(page, "capturing", lambda device: True)
     monkeypatch.setattr(torch.testing, "assert_close", None)
     for i in range(1, 4):
@@ -298,7 +297,7 @@ def test_a_step_that_is_repeated_runs_no_kernel_that_was_not_proven(chain: str) 
     assert opt.engine.replays is not None
     assert opt.engine.replays.count == 2
     assert "a launch" not in opt.explain()
-    programs = {launch.program for launch in opt.engine.replays._replay.native._launches}
+    programs = {launch.program for launch in opt.engine.replays._recorded.compiled._launches}
     assert programs
     assert programs <= proof.PROVEN
 

@@ -1,4 +1,4 @@
-"""Random events between steps: whatever happens, a replayed step is the step done anew."""
+"""Random events between steps: whatever happens, replays are bitwise identical to other steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.engines.test_replays import (
 from torchzero_clip import LR, Adam, ClipNorm, Freeze, Guard, Masked, Modular, Partition, SkipSpike
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*was given:UserWarning")  # events change values
-STEPS = int(os.environ.get("REPEAT_STEPS", "20000"))
+STEPS = int(os.environ.get("REPLAY_STEPS", "20000"))
 ALSO = {
     "partition": lambda: [
         Partition({"a": Adam(), "b": ClipNorm(0.1)}, lambda name, p: "a" if p.dim() > 1 else "b"),
@@ -42,13 +42,12 @@ ALSO = {
 }
 EVERY = {**CHAINS, **MORE, **ALSO}
 GUARDED = ("guard", "spikes")
-ANEW = ("accumulate",)
-"""Whose steps are never replayed."""
+NEVER_REPLAYED = ("accumulate",)
 OF_ADAM = (other_state, other_step, moved_state, loaded, without_state)
 
 
 def has_adam(opt: Modular) -> bool:
-    """Whether every parameter has the state of Adam."""
+    """Return whether every parameter has the state of Adam."""
     return all(["Adam/exp_avg" in opt.state.get(p, {}) for p in params_of(opt)])
 
 
@@ -128,7 +127,7 @@ EVENTS: list[Callable[[Modular], Any]] = [
 
 
 def event_of(twins: Twins, choose: random.Random, share: float) -> Callable[[Modular], Any] | None:
-    """One of the events, in this share of the steps: where it is large, few are replayed."""
+    """Return a random event in this share of the steps, otherwise None."""
     event = choose.choice(EVENTS) if choose.random() < share else None
     if event is not None and event.__name__ == "another_group":
         return event if len(twins.fast.param_groups) < 4 else None
@@ -136,7 +135,7 @@ def event_of(twins: Twins, choose: random.Random, share: float) -> Callable[[Mod
 
 
 def run(name: str, seed: int, steps: int) -> int:
-    """Steps of a chain with random events; returns how many were replayed."""
+    """Run steps of a chain with random events; return how many were replayed."""
     choose, twins, count = random.Random(seed), Twins(EVERY[name]), 0
     for _ in range(steps):
         event = event_of(twins, choose, (0.01, 0.05, 0.2)[seed % 3])
@@ -153,7 +152,8 @@ def run(name: str, seed: int, steps: int) -> int:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_steps_with_random_events_between_them(name: str) -> None:
-    assert (sum([run(name, seed, steps=20) for seed in range(2)]) > 6) == (name not in ANEW)
+    count = sum([run(name, seed, steps=20) for seed in range(2)])
+    assert (count > 6) == (name not in NEVER_REPLAYED)
 
 
 @pytest.mark.slow
@@ -161,11 +161,11 @@ def test_steps_with_random_events_between_them(name: str) -> None:
 def test_many_steps_with_random_events_between_them(name: str) -> None:
     share = -(-STEPS // len(EVERY))
     count = sum([run(name, seed, 400) for seed in range(-(-share // 400))])
-    assert (count > share // 20) == (name not in ANEW)
+    assert (count > share // 20) == (name not in NEVER_REPLAYED)
 
 
-def test_a_function_of_the_user_is_asked_before_each_repeat() -> None:
-    """And so is as often asked as where every step is done anew."""
+def test_a_function_of_the_user_is_called_before_each_replay() -> None:
+    """It is called at least as often as without replay."""
     asked = {"fast": 0, "slow": 0}
     active = {"yes": True}
     made = iter(("fast", "slow"))
@@ -186,7 +186,7 @@ def test_a_function_of_the_user_is_asked_before_each_repeat() -> None:
     assert asked["fast"] >= asked["slow"]
 
 
-def test_under_autocast_and_another_default_dtype_a_repeat_is_the_step() -> None:
+def test_steps_under_autocast_and_another_default_dtype_are_replayed() -> None:
     twins = Twins(CHAINS["headline"]).warm()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert twins.step()
@@ -202,8 +202,8 @@ def test_under_autocast_and_another_default_dtype_a_repeat_is_the_step() -> None
     assert twins.recovers()
 
 
-def test_no_tensor_without_values_stays_behind() -> None:
-    """What a recording made is nowhere in the optimizer."""
+def test_no_fake_tensor_stays_in_the_optimizer() -> None:
+    """A recording leaves none of its tensors in the optimizer or the engine."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     for name, chain in EVERY.items():

@@ -1,4 +1,4 @@
-"""A step that is replayed is, bit for bit, the step done anew."""
+"""Replayed steps are bitwise identical to the same steps without replay."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def model(
     dtype: torch.dtype = torch.float32,
     **options: Any,
 ) -> Modular:
-    """A model in two groups, whose programs run node by node."""
+    """Return an optimizer with two parameter groups, whose programs run node by node."""
     generator = torch.Generator().manual_seed(0)
     params = [Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
     named = [(f"layer{i // 2}.{i}", p) for i, p in enumerate(params)]
@@ -78,18 +78,19 @@ def model(
 
 
 def replays(opt: Modular) -> Replays:
-    """What its engine knows of steps."""
+    """Return the `Replays` of an optimizer."""
     engine: Any = opt.engine
     if engine.replays is None:
         engine.replays = Replays(opt.links)
-    made: Replays = engine.replays
-    return made
+    found: Replays = engine.replays
+    return found
 
 
-def never_repeated(opt: Modular) -> Modular:
-    """The same optimizer, every step of which is done anew."""
-    replays(opt)._wait = 10**9
-    opt.engine.forget = lambda why: None  # type: ignore[method-assign]  # which it would at a checkpoint
+def never_replayed(opt: Modular) -> Modular:
+    """Have an optimizer run every step without replay; return it."""
+    replays(opt)._required = 10**9
+    # state_dict() calls forget, after which steps could be recorded
+    opt.engine.forget = lambda why: None  # type: ignore[method-assign]
     return opt
 
 
@@ -98,25 +99,25 @@ def params_of(opt: Modular) -> list[Parameter]:
 
 
 def give(opt: Modular, seed: int, scale: float = 1.0) -> None:
-    """New gradients in new memory."""
+    """Give every parameter a new gradient in new memory."""
     generator = torch.Generator().manual_seed(seed)
     for p in params_of(opt):
         p.grad = scale * torch.randn(p.shape, generator=generator).to(p.dtype)
 
 
 def holds(opt: Modular) -> list[Any]:
-    """All that a step may have changed."""
+    """Return everything that a step may have changed."""
     rows = [[p, p.grad, opt.state.get(p)] for p in params_of(opt)]
     return [rows, [group["chain"] for group in opt.param_groups], opt.metrics()]
 
 
 class Twins:
-    """The same optimizer twice: one replays, the other does every step anew."""
+    """The same optimizer twice: one replays steps, the other runs every step without replay."""
 
     def __init__(self, chain: Callable[[], Chain], **options: Any) -> None:
         self.both = [model(chain(), **options) for _ in range(2)]
         self.fast, self.slow = self.both
-        never_repeated(self.slow)
+        never_replayed(self.slow)
         self.count = 0
 
     @property
@@ -124,7 +125,7 @@ class Twins:
         return replays(self.fast).count
 
     def step(self, change: Change | None = None, scale: float = 1.0) -> bool:
-        """A step of both, which must agree; returns whether it was a replay."""
+        """Run a step of both optimizers, which must agree; return whether it was replayed."""
         before = self.replays
         for opt in self.both:
             give(opt, self.count, scale)
@@ -136,12 +137,12 @@ class Twins:
         return self.replays == before + 1
 
     def warm(self, steps: int = 4) -> Twins:
-        """Steps until the last is a replay."""
+        """Run steps, the last of which must be replayed."""
         assert [self.step() for _ in range(steps)][-1]
         return self
 
     def recovers(self) -> bool:
-        """Whether replays come back after some steps."""
+        """Return whether a step is replayed again within six steps."""
         return any([self.step() for _ in range(6)])
 
 
@@ -157,7 +158,7 @@ CHAINS: dict[str, Callable[[], Chain]] = {
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_repeats_are_the_steps_bit_for_bit_whatever_the_gradients_are(name: str) -> None:
+def test_replayed_steps_are_bitwise_identical_whatever_the_gradients_are(name: str) -> None:
     twins = Twins(CHAINS[name])
     scales = [1.0, 1.0, 1.0, 1e-3, 100.0, 0.0, 1e32, 1e-30, float("nan"), float("inf"), 1.0]
     done = [twins.step(scale=scale) for scale in scales]
@@ -165,14 +166,14 @@ def test_repeats_are_the_steps_bit_for_bit_whatever_the_gradients_are(name: str)
 
 
 def other(value: float | None) -> float | None:
-    """Another value that is accepted where this one is."""
+    """Return another value for a hyperparameter, which is accepted if this one is."""
     if value is None:
         return None
     return (1.01 if 1 <= value < 50 else 0.95) * value
 
 
 @pytest.mark.parametrize("name", ["headline", "memory", "memory of tensors"])
-def test_small_state_is_rounded_in_repeats_as_in_steps(name: str) -> None:
+def test_replays_round_low_precision_state_like_steps_without_replay(name: str) -> None:
     twins = Twins(CHAINS[name], state_dtype="bfloat16")
     scales = [1.0, 1.0, 1.0, 1e-3, 100.0, 0.0, 1e32, float("nan"), 1.0]
     done = [twins.step(scale=scale) for scale in scales]
@@ -182,8 +183,8 @@ def test_small_state_is_rounded_in_repeats_as_in_steps(name: str) -> None:
 
 
 @every(lambda case: not impure(bind(Links(case.make()))))
-def test_every_rule_that_is_pure_is_repeated_bit_for_bit(case: Case) -> None:
-    """The tested property: what a class says of itself is so."""
+def test_replays_of_every_pure_rule_are_bitwise_identical(case: Case) -> None:
+    """Every class that declares `pure = True` is pure."""
     twins = Twins(lambda: with_lr(case.make(), 0.1), shapes=[*case.shapes.values()])
     free = list(twins.fast.keys.defaults)
     large = 1e4 if case.nonfinite in ("raises", "stops") else float("inf")
@@ -202,8 +203,8 @@ def test_every_rule_that_is_pure_is_repeated_bit_for_bit(case: Case) -> None:
 
 
 @pytest.mark.parametrize("backend", ["plain", "native"])
-def test_steps_in_which_state_begins_anew_stand_alone_among_repeats(backend: str) -> None:
-    """The count goes on in replays, and how small an update is differs from step to step."""
+def test_a_step_that_resets_state_alone_runs_without_replay(backend: str) -> None:
+    """Replays advance the count of `Reset`, and the warmup after a reset differs in each step."""
     twins = Twins(lambda: [Reset(Adam(), 9, 4, keep=("step",)), LR(1e-2)])
     for opt in twins.both:
         opt.engine.backend = backend  # type: ignore[attr-defined]
@@ -211,19 +212,19 @@ def test_steps_in_which_state_begins_anew_stand_alone_among_repeats(backend: str
     assert [i for i, replayed in enumerate(done, 1) if not replayed] == [1, 2, 9, 18, 27]
     assert twins.fast.param_groups[0]["chain"]["Reset/step"] == 30
     for opt in twins.both:
-        opt.param_groups[0]["chain"]["Reset/step"] = 7  # as a checkpoint has it
+        opt.param_groups[0]["chain"]["Reset/step"] = 7  # as loading a checkpoint does
     assert [twins.step() for _ in range(3)] == [True, False, True]
 
 
-def test_state_that_begins_anew_where_a_step_would_be_written_down_is_waited_for() -> None:
-    """Also where it goes, as the count of a link does that is not kept."""
+def test_a_step_that_resets_state_is_not_recorded_but_a_later_one_is() -> None:
+    """Also if a reset removes state, as `Reset` without keep= removes Adam's step count."""
     twins = Twins(lambda: [Reset(Adam(), 3, 2), LR(1e-2)])
     done = [twins.step() for _ in range(12)]
     assert not any(done[2::3])
     assert sum(done) >= 3
 
 
-def test_where_answers_about_a_count_stay_others_steps_are_written_down_again() -> None:
+def test_a_lasting_change_of_an_answer_about_a_count_leads_to_another_recording() -> None:
     class Switches(Transform):
         """u from the fifth step on, 2 u before."""
 
@@ -246,7 +247,7 @@ def test_where_answers_about_a_count_stay_others_steps_are_written_down_again() 
     assert all(done[8:])
 
 
-def test_compiled_programs_are_repeated_too() -> None:
+def test_steps_with_compiled_programs_are_replayed() -> None:
     twins = Twins(headline)
     for opt in twins.both:
         opt.engine.backend = "native"  # type: ignore[attr-defined]
@@ -255,7 +256,7 @@ def test_compiled_programs_are_repeated_too() -> None:
 
 @pytest.mark.parametrize("name", ["headline", "memory", "gradients"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
-def test_in_every_dtype(name: str, dtype: torch.dtype) -> None:
+def test_steps_in_every_dtype_are_replayed(name: str, dtype: torch.dtype) -> None:
     twins = Twins(CHAINS[name])
     for opt in twins.both:
         for p in params_of(opt):
@@ -263,7 +264,7 @@ def test_in_every_dtype(name: str, dtype: torch.dtype) -> None:
     assert twins.recovers()
 
 
-def test_a_scheduler_in_every_step_keeps_the_graph() -> None:
+def test_steps_with_a_scheduler_are_replayed() -> None:
     twins = Twins(headline)
     schedulers = [torch.optim.lr_scheduler.ExponentialLR(opt, 0.9) for opt in twins.both]
     done = []
@@ -274,7 +275,7 @@ def test_a_scheduler_in_every_step_keeps_the_graph() -> None:
     assert done == [False] * 2 + [True] * 6
 
 
-def test_betas_and_decay_may_change_too() -> None:
+def test_steps_with_other_betas_and_weight_decay_are_replayed() -> None:
     twins = Twins(headline).warm()
 
     def other(decay: float) -> Change:
@@ -285,19 +286,19 @@ def test_betas_and_decay_may_change_too() -> None:
     assert twins.step(other(0.0))
 
 
-def test_a_loss_is_another_one_in_every_step() -> None:
-    """A number, a tensor, or none: a step with one is like others with such a one."""
+def test_steps_with_another_loss_are_replayed() -> None:
+    """Steps are similar if their losses are all numbers, or all tensors of one dtype."""
     twins = Twins(lambda: [SkipSpike(window=8, least=2), *headline()])
     for of in (float, torch.tensor, lambda loss: torch.tensor(loss, dtype=torch.float64)):
         for i in range(8):
             loss = of(1.0 + 0.1 * (i % 3) + 100 * (i == 6))
-            again = twins.step(lambda opt, loss=loss: opt.report(loss=loss))
-        assert again
+            replayed = twins.step(lambda opt, loss=loss: opt.report(loss=loss))
+        assert replayed
         assert twins.fast.metrics()["SkipSpike/skipped"]
     assert not twins.step()
 
 
-def test_a_limit_may_change_in_every_step() -> None:
+def test_steps_with_another_max_norm_are_replayed() -> None:
     twins = Twins(headline).warm()
 
     def at(limit: float) -> Change:
@@ -413,13 +414,13 @@ CHANGES: list[Change] = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_what_is_not_as_it_was_is_done_anew(change: Change) -> None:
+def test_a_step_after_a_change_runs_without_replay(change: Change) -> None:
     twins = Twins(headline).warm()
     assert not twins.step(change)
     assert twins.recovers()
 
 
-def test_gradients_may_lie_anywhere() -> None:
+def test_gradients_at_any_address_or_with_gaps_are_replayed() -> None:
     twins = Twins(headline).warm()
     assert twins.step(lambda opt: opt.zero_grad(set_to_none=False))
     assert twins.step(gaps)
@@ -454,7 +455,7 @@ REVERSED: dict[str, Callable[[Tensor], Tensor]] = {
         t, t.shape, t.stride(), t.storage_offset()
     ).flip(0),
 }
-"""Functions of a tensor, made of operators that depend on its layout."""
+"""Functions of a tensor whose operators depend on the layout of the tensor."""
 
 
 class Reversed(Transform):
@@ -486,7 +487,7 @@ def square_in_layout(layout: str) -> Change:
 
 @pytest.mark.parametrize("layout", ["transposed", "with gaps", "in another place of the storage"])
 @pytest.mark.parametrize("function", REVERSED)
-def test_gradients_of_another_layout_are_no_repeat_of_operators_that_depend_on_it(
+def test_operators_that_depend_on_the_layout_are_not_replayed_for_another_layout(
     function: str, layout: str
 ) -> None:
     twins = Twins(lambda: [Reversed(function), LR(0.1)], shapes=[(4, 4), (3, 5)]).warm()
@@ -497,14 +498,14 @@ def test_gradients_of_another_layout_are_no_repeat_of_operators_that_depend_on_i
     assert twins.recovers()
 
 
-def test_a_live_value_in_a_tensor_runs_anew_until_it_is_a_number_again() -> None:
+def test_steps_are_not_replayed_while_a_hyperparameter_is_a_tensor() -> None:
     twins = Twins(headline).warm()
     assert not any([twins.step(lr_as_tensor) for _ in range(4)])
     numbers: Change = lambda opt: [group.update(lr=0.1) for group in opt.param_groups]  # noqa: E731
     assert any([twins.step(numbers) for _ in range(4)])
 
 
-def test_a_parameter_in_place_is_read_afresh() -> None:
+def test_replays_read_parameters_and_state_that_were_written_in_place() -> None:
     twins = Twins(headline).warm()
 
     @torch.no_grad()
@@ -516,7 +517,7 @@ def test_a_parameter_in_place_is_read_afresh() -> None:
     assert twins.step(reset)
 
 
-def test_state_of_a_unit_in_another_tensor_is_seen() -> None:
+def test_replaced_state_in_a_group_is_noticed() -> None:
     twins = Twins(CHAINS["memory"]).warm(5)
 
     def change(opt: Modular) -> None:
@@ -529,7 +530,7 @@ def test_state_of_a_unit_in_another_tensor_is_seen() -> None:
 
 
 class Mine(Transform):
-    """A rule whose update is another each time."""
+    """A rule whose update differs from step to step."""
 
     calls: int = 0
 
@@ -565,24 +566,24 @@ NOT = [
 
 
 @pytest.mark.parametrize("make", NOT)
-def test_links_whose_code_may_differ_from_step_to_step_are_never_repeated(make: Any) -> None:
+def test_links_whose_code_may_differ_from_step_to_step_are_never_replayed(make: Any) -> None:
     assert replays(model([make(), LR(0.1)])).why
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic", "kahan", "exact"])
-def test_steps_of_half_precision_are_repeated_however_it_is_rounded(
+def test_steps_in_half_precision_are_replayed_with_every_rounding(
     rounding: str, dtype: torch.dtype
 ) -> None:
     if (rounding, dtype) != ("exact", torch.float16):
         twins = Twins(headline, dtype=dtype, rounding=rounding)
         twins.warm()
-        assert twins.recovers()  # the meter of "nearest" begins, where metrics are asked for
+        assert twins.recovers()  # metrics() starts the meter of "nearest", so the steps differ
         assert all([twins.step() for _ in range(5)])
 
 
 @pytest.mark.parametrize("why", ["refused", "state that moves", "gradients that share memory"])
-def test_what_cannot_be_repeated_is_recorded_ever_more_seldom(
+def test_steps_that_cannot_be_replayed_are_recorded_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
     twins, taken = Twins(headline), []
@@ -614,7 +615,7 @@ MORE: dict[str, Callable[[], Chain]] = {
 
 
 @at_once("name", [*CHAINS, *MORE])
-def test_gradients_are_let_go_with_the_step_without_a_garbage_collector(name: str) -> None:
+def test_gradients_are_freed_after_the_step_without_the_garbage_collector(name: str) -> None:
     opt = model({**CHAINS, **MORE}[name]())
     gc.collect()
     gc.disable()
@@ -636,22 +637,22 @@ NAN: dict[str, Callable[[], Chain]] = {
 
 
 @at_once("name", ["headline", *NAN])
-def test_what_is_recorded_again_leaves_nothing_more_in_torchs_cache(name: str) -> None:
-    """Torch remembers an operator by its arguments, and NaN is like none that was there before."""
+def test_recording_again_adds_nothing_to_the_cache_of_fake_tensors(name: str) -> None:
+    """PyTorch caches operators by their arguments, and NaN is unequal to every earlier NaN."""
     opt, sizes, recorded = model({**CHAINS, **NAN}[name]()), [], []
     for i in range(30):
         give(opt, i)
-        if i % 6 == 0:  # a step of another kind, after which it is written down again
+        if i % 6 == 0:  # a step with another signature; later steps are recorded again
             params_of(opt)[0].grad = None
-            replays(opt)._wait = 1
+            replays(opt)._required = 1
         opt.step()
         sizes.append(FakeTensorMode.cache_info().size)
-        recorded.append(replays(opt)._replay)
+        recorded.append(replays(opt)._recorded)
     assert len(set(recorded) - {None}) >= 4
     assert sizes[-1] == sizes[11]
 
 
-def test_an_optimizer_that_repeats_goes_with_the_last_that_holds_it() -> None:
+def test_an_optimizer_with_a_recorded_step_is_freed_with_its_last_reference() -> None:
     gc.collect()
     gc.disable()
     try:
@@ -667,15 +668,15 @@ def test_an_optimizer_that_repeats_goes_with_the_last_that_holds_it() -> None:
         gc.enable()
 
 
-def test_versions_move_as_autograd_wants() -> None:
-    twins = Twins(lambda: [ClipNorm(1.0), LR(0.1)]).warm()  # torch's fused ones do not care
+def test_replays_increment_the_versions_of_parameters() -> None:
+    twins = Twins(lambda: [ClipNorm(1.0), LR(0.1)]).warm()  # fused optimizers leave versions
     before = [p._version for p in params_of(twins.fast)]
     assert twins.step()
     assert all([p._version > old for p, old in zip(params_of(twins.fast), before, strict=True)])
 
 
-def test_names_that_change_in_place_are_noticed() -> None:
-    """A layer is what the names say in this step."""
+def test_parameter_names_that_change_in_place_are_noticed() -> None:
+    """The layers of dim="layer" follow from the names in each step."""
     ends = []
     for alone in (False, True):
         params = [Parameter(torch.ones(3)) for _ in range(4)]
@@ -684,7 +685,7 @@ def test_names_that_change_in_place_are_noticed() -> None:
             list(zip(names, params, strict=True)), ClipNorm(0.1, dim="layer"), LR(0.1), compile=True
         )
         if alone:
-            never_repeated(opt)
+            never_replayed(opt)
         for i in range(8):
             if i == 5:
                 opt.param_groups[0]["param_names"][1] = "b.z"
@@ -695,8 +696,8 @@ def test_names_that_change_in_place_are_noticed() -> None:
     assert all([equal(a, b) for a, b in zip(*ends, strict=True)])
 
 
-def test_a_compiled_repeat_rounds_small_state_behind_a_guard_as_a_step_does() -> None:
-    """Kernels read vectors as they lie in memory: a flag for all must be written out for each."""
+def test_compiled_replays_round_low_precision_state_after_a_guard_like_a_step() -> None:
+    """Kernels read vectors element by element, so one flag for all is expanded in memory."""
     twins = Twins(lambda: [Guard(), *headline()], state_dtype="bfloat16")
     for opt in twins.both:
         opt.engine.backend = "native"  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
 """Steps of sharded parameters are recorded and replayed, here on the only rank of a group.
 
-What several ranks do is in tests/processes.
+Tests on several ranks are in tests/processes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.nn import Parameter
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tests.engines.test_replays import never_repeated, replays
+from tests.engines.test_replays import never_replayed, replays
 from tests.helpers import equal
 from tests.processes.apart import listened
 from torchzero_clip import (
@@ -46,7 +46,7 @@ def start() -> None:
 
 @pytest.fixture
 def mesh() -> Iterator[Any]:
-    """A mesh of this process."""
+    """A mesh with only this process."""
     start()
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()
@@ -77,7 +77,7 @@ def give(opt: Modular, seed: int) -> None:
 
 
 def holds(opt: Modular) -> list[Any]:
-    """All that a step may have changed."""
+    """Return everything that a step may have changed."""
     rows = []
     for p in params_of(opt):
         state = {name: local(torch.as_tensor(x)) for name, x in opt.state[p].items()}
@@ -86,16 +86,16 @@ def holds(opt: Modular) -> list[Any]:
 
 
 class Pair:
-    """The same sharded model twice: one replays, the other does every step anew."""
+    """The same sharded model twice: one replays steps, the other runs every step without replay."""
 
     def __init__(self, mesh: Any, chain: Callable[[], Sequence[Transform]], **options: Any) -> None:
         self.both = [model(mesh, chain(), **options) for _ in range(2)]
         self.fast, slow = self.both
-        never_repeated(slow)
+        never_replayed(slow)
         self.count = 0
 
     def step(self, change: Callable[[Modular], Any] = lambda opt: None) -> bool:
-        """A step of both, which must agree; returns whether it was a replay."""
+        """Run a step of both optimizers, which must agree; return whether it was replayed."""
         before, logs = replays(self.fast).count, list[list[Any]]()
         for opt in self.both:
             give(opt, self.count)
@@ -109,12 +109,12 @@ class Pair:
         return replays(self.fast).count == before + 1
 
     def warm(self) -> Pair:
-        """Steps until the last is a replay."""
+        """Run steps, the last of which must be replayed."""
         assert [self.step() for _ in range(5)][-1]
         return self
 
 
-def test_a_step_is_repeated_with_one_collective_and_explain_says_so(mesh: Any) -> None:
+def test_a_step_is_replayed_with_one_collective_and_explain_names_it(mesh: Any) -> None:
     opt = Modular(params_of(model(mesh, headline())), *headline(), compile=True)
     assert "Nothing in the chain keeps its steps from being replayed." in opt.explain()
     for seed in range(4):
@@ -134,7 +134,7 @@ def test_a_step_is_repeated_with_one_collective_and_explain_says_so(mesh: Any) -
 
 
 def other_part(opt: Modular) -> None:
-    """The part here of a parameter lies in other memory."""
+    """Move the local part of a parameter to other memory."""
     p = params_of(opt)[0]
     p._local_tensor = p._local_tensor.clone()
 
@@ -152,7 +152,7 @@ def moved_state(opt: Modular) -> None:
 
 
 def gaps(opt: Modular) -> None:
-    """The part here of a gradient lies in memory with gaps."""
+    """Give the local part of a gradient memory with gaps."""
     p = params_of(opt)[0]
     p.grad._local_tensor = torch.stack([local(p.grad)] * 2, -1)[..., 0]
 
@@ -162,20 +162,22 @@ def without(opt: Modular) -> None:
 
 
 @pytest.mark.parametrize("change", [other_part, other_state, moved_state, without])
-def test_what_is_not_as_it_was_is_done_anew(change: Callable[[Modular], Any], mesh: Any) -> None:
+def test_a_step_after_a_change_runs_without_replay(
+    change: Callable[[Modular], Any], mesh: Any
+) -> None:
     pair = Pair(mesh, headline).warm()
     assert not pair.step(change)
     assert any([pair.step() for _ in range(6)])
 
 
-def test_gradients_may_lie_with_gaps(mesh: Any) -> None:
+def test_gradients_with_gaps_in_memory_are_allowed(mesh: Any) -> None:
     pair = Pair(mesh, headline).warm()
     pair.step(gaps)
     assert any([pair.step() for _ in range(6)])
 
 
-def test_gradients_that_are_partly_summed_are_summed_in_a_repeat_as_well(mesh: Any) -> None:
-    """What tensor parallelism leaves so, in a collective that comes before those of links."""
+def test_replays_sum_gradients_that_are_only_partly_summed(mesh: Any) -> None:
+    """Tensor parallelism leaves such gradients; their collective comes before the links'."""
 
     def partly(opt: Modular) -> None:
         for p in params_of(opt)[:2]:
@@ -186,7 +188,7 @@ def test_gradients_that_are_partly_summed_are_summed_in_a_repeat_as_well(mesh: A
     assert all([p.grad.placements == (Shard(0),) for p in params_of(pair.fast)])
 
 
-def test_a_parameter_on_every_rank_needs_no_collective(mesh: Any) -> None:
+def test_replays_of_replicated_parameters_need_no_collective(mesh: Any) -> None:
     p = Parameter(distribute_tensor(torch.ones(3), mesh, [Replicate()]))
     opt = Modular([p], *headline(), compile=True)
     log: list[Any] = []
@@ -198,7 +200,7 @@ def test_a_parameter_on_every_rank_needs_no_collective(mesh: Any) -> None:
     assert log == []
 
 
-def test_a_rank_that_has_no_entry_repeats_as_well() -> None:
+def test_a_rank_without_elements_replays_steps_as_well() -> None:
     dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
     try:
         mesh = init_device_mesh("cpu", (2,))
@@ -218,7 +220,7 @@ def test_a_rank_that_has_no_entry_repeats_as_well() -> None:
 
 
 class Asks(Transform):
-    """Every verb is asked, and nobody takes what comes."""
+    """A rule that calls every collective and does not use the results."""
 
     pure = True
 
@@ -231,8 +233,8 @@ class Asks(Transform):
         return u
 
 
-def test_a_collective_that_nobody_takes_is_issued_all_the_same(mesh: Any) -> None:
-    """Another rank may take what comes, or do the step anew."""
+def test_a_collective_whose_result_is_not_used_is_replayed(mesh: Any) -> None:
+    """Another rank may use the result, or run the step without replay."""
     opt = model(mesh, [Asks(), LR(0.1)])
     logs: list[list[Any]] = []
     for seed in range(5):
@@ -247,7 +249,7 @@ def test_a_collective_that_nobody_takes_is_issued_all_the_same(mesh: Any) -> Non
 
 
 class Sums(Transform):
-    """u ← 2u + the sum of 2u over ranks, by a verb"""
+    """u ← 2u + the sum of 2u over ranks, by a collective"""
 
     pure = True
 
@@ -257,11 +259,11 @@ class Sums(Transform):
 
 
 @pytest.mark.parametrize("backend", ["plain", "native"])
-def test_a_verb_writes_into_its_tensor_alone(
+def test_a_collective_writes_only_its_own_tensor(
     backend: str, mesh: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copy that it takes is one, also where nobody else writes."""
-    monkeypatch.setattr(dist, "all_reduce", lambda x, group: x.mul_(2))  # of two ranks alike
+    """The copy that it receives is not pruned, although nothing else writes to it."""
+    monkeypatch.setattr(dist, "all_reduce", lambda x, group: x.mul_(2))  # two equal ranks
     for chain in (lambda: [Sums(), LR(0.1)], lambda: [ZClip(warmup_steps=2), Sums(), LR(0.1)]):
         pair = Pair(mesh, chain)
         for opt in pair.both:
@@ -274,7 +276,7 @@ def test_a_verb_writes_into_its_tensor_alone(
 
 
 class Talks(Transform):
-    """A rule that talks to other ranks by itself."""
+    """A rule that calls `torch.distributed` itself."""
 
     pure = True
 
@@ -295,7 +297,7 @@ functional.pure = dist.all_reduce.pure = True  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("call", [dist.all_reduce, functional])
-def test_what_talks_to_other_ranks_by_itself_is_done_anew_and_said(
+def test_a_rule_that_calls_torch_distributed_is_not_replayed_and_explain_says_so(
     call: Callable[[Tensor], Any], mesh: Any
 ) -> None:
     opt = model(mesh, [Talks(call), LR(0.1)])
@@ -307,7 +309,7 @@ def test_what_talks_to_other_ranks_by_itself_is_done_anew_and_said(
     assert "c10d" in opt.explain()
 
 
-def test_a_process_group_that_was_made_anew_is_found_by_its_name(mesh: Any) -> None:
+def test_a_process_group_that_was_created_again_is_found_by_its_name(mesh: Any) -> None:
     pair = Pair(mesh, headline).warm()
     dist.destroy_process_group()
     start()
@@ -324,7 +326,7 @@ def attached(opt: Any, chain: Sequence[Transform], compile: bool) -> Any:
 
 
 @pytest.mark.parametrize("make", [clipped, attached])
-def test_clippers_and_attached_rules_are_repeated_too(make: Any, mesh: Any) -> None:
+def test_steps_of_clippers_and_attached_rules_are_replayed(make: Any, mesh: Any) -> None:
     found = []
     for compile in (False, True):
         sgd = torch.optim.SGD(params_of(model(mesh, [LR(1.0)])), lr=0.1)
@@ -340,7 +342,7 @@ def test_clippers_and_attached_rules_are_repeated_too(make: Any, mesh: Any) -> N
         torch.testing.assert_close(a, b)
 
 
-def test_what_waits_for_other_ranks_is_no_cuda_graph(mesh: Any) -> None:
+def test_steps_that_wait_for_other_ranks_cannot_be_captured(mesh: Any) -> None:
     stage = [Parameter(torch.ones(3))]
     for opt in (
         model(mesh, headline()),
@@ -350,7 +352,7 @@ def test_what_waits_for_other_ranks_is_no_cuda_graph(mesh: Any) -> None:
             captured(opt)
 
 
-def test_stages_are_repeated_with_their_process_group(mesh: Any) -> None:
+def test_pipeline_stages_are_replayed_with_their_process_group(mesh: Any) -> None:
     group = dist.group.WORLD
     params = [Parameter(torch.ones(3)), Parameter(torch.ones(2, 2))]
     opt = Modular(params, *headline(), compile=True, process_group=group)

@@ -65,7 +65,7 @@ def compare(*cases: tuple[Function, Sequence[Tensor]], lacks: Sequence[str] = ()
     theirs, mine = [t.clone() for t in leaves], [t.clone() for t in leaves]
     expected = all_of(*theirs)
     step, _, kept = recorded(all_of, mine)
-    assert (step.lacking, step.calls > 0) == (list(lacks), True)
+    assert (step.torch_calls, step.calls > 0) == (list(lacks), True)
     assert step([])
     for ours, other in [*zip(kept, expected, strict=True), *zip(mine, theirs, strict=True)]:
         tight = {"rtol": 1e-12, "atol": 0.0} if ours.dtype == torch.float64 else {}
@@ -295,7 +295,7 @@ def test_what_the_table_lacks_stays_a_call_of_torch_between_two_programs() -> No
 
 def test_more_entries_than_are_worth_a_program_stay_torchs() -> None:
     step, _, _ = recorded(lambda x: [x + 1, x[:3] * 2], [torch.zeros(2**15)])
-    assert step.lacking[0] == "aten.add.Tensor of 32768 entries"
+    assert step.torch_calls[0] == "aten.add.Tensor of 32768 entries"
 
 
 def test_programs_of_other_sizes_are_the_same_library() -> None:

@@ -38,7 +38,7 @@ from torchzero_clip.engines.compiled.printers.vectors import (
 )
 from torchzero_clip.engines.compiled.replay.device_step import DeviceStep
 from torchzero_clip.engines.compiled.replay.step_recorder import Relaunch
-from torchzero_clip.engines.compiled.replay.vector_kernels import turns
+from torchzero_clip.engines.compiled.replay.vector_kernels import stages
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
 pytestmark = [
@@ -108,5 +108,5 @@ def test_vectors_wait_for_others_as_long_as_they_may(
     nodes: list[VectorNode | Launched], right: list[int | str]
 ) -> None:
     memories = [VectorMemory(torch.float64, size=1) for _ in range(9)]
-    found = ["launch" if isinstance(x[0], Launched) else len(x) for x in turns(nodes, memories)]
+    found = ["launch" if isinstance(x[0], Launched) else len(x) for x in stages(nodes, memories)]
     assert found == right

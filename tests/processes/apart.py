@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from tests.engines.test_replays import never_repeated, replays
+from tests.engines.test_replays import never_replayed, replays
 from tests.helpers import equal
 from tests.processes.sharded import Net, twins
 from torchzero_clip import LR, Adam, ClipNorm, Modular, SkipLarge, WeightDecay, ZClip
@@ -56,7 +56,7 @@ class Run:
             nets = [fully_shard(net, mesh=mesh) for net in twins(Net)]
             self.models = [list(net.parameters()) for net in nets]
         self.sharded, self.opts = group is None, [self.made(ps, group) for ps in self.models]
-        never_repeated(self.opts[1])
+        never_replayed(self.opts[1])
         self.lr, self.step = 1e-2, 0
         self.asleep = self.without = -1
 
@@ -105,7 +105,7 @@ def seldom(run: Run, mine: bool) -> None:
     """What one rank has written down is gone, and it does not try again for a while."""
     if mine:
         run.opts[0].engine.forget("a test")
-        replays(run.opts[0])._wait = 20
+        replays(run.opts[0])._required = 20
 
 
 def fails(run: Run, mine: bool) -> None:

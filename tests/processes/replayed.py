@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.engines.test_replays import never_repeated, replays
+from tests.engines.test_replays import never_replayed, replays
 from tests.helpers import equal
 from tests.processes.apart import listened
 from tests.processes.sharded import SETTINGS, constructions, named, same_gradients
@@ -51,7 +51,7 @@ def contract(setting: str) -> list[str]:
             opt.engine = opt.engine.twin()
             sides.append((opt, [p for _, p in pairs]))
         (fast, params), (slow, twin), (plain, whole) = sides
-        never_repeated(slow)
+        never_replayed(slow)
         text = ""
         for step in range(STEPS):
             same_gradients(whole, params, step)
@@ -115,7 +115,7 @@ def trained() -> list[str]:
         fast, slow = [Modular(some, *chain, compile=True) for some in params]
         for opt in (fast, slow):
             opt.engine = opt.engine.twin()
-        never_repeated(slow)
+        never_replayed(slow)
         for step in range(8):
             x = torch.randn(8, 4 if setting in ("tp", "both") else 5, generator=seeded(step))
             for model, opt in zip(models, (fast, slow), strict=True):

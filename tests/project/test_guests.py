@@ -17,7 +17,7 @@ MADE_HERE = {
     "audit/fake_gpu.py": {"memory"},
     "core/bucket.py": {"other"},
     "core/description.py": {"other"},
-    "engines/buffers.py": {"made"},
+    "engines/buffers.py": {"buffer"},
     "engines/compiled/replay/captures.py": {"graph"},
     "source/rule_names.py": {"made", "node"},
     "source/written_numbers.py": {"kind"},

@@ -1,15 +1,17 @@
-"""Buffers: lists of tensors that programs read and write, remembered between steps.
+"""Buffers: lists of tensors that compiled programs read and write, kept from step to step.
 
-A buffer is compared with the tensors before it is used again: in every step their addresses,
-shapes, strides and dtypes are read afresh, so that no program writes where a tensor once was.
+A `Buffer` holds a list of tensors, such as the parameters of one bucket, together with their
+addresses, dtypes, shapes and strides. Compiled programs and replayed steps receive buffers, so that
+they never ask a tensor for its address themselves. `Buffers` keeps the buffers of an engine,
+because it takes less time to compare tensors with a known buffer than to make a new one. Each step
+makes this comparison before it uses a buffer, so no program writes to memory that a tensor has
+left.
 """
 
 from __future__ import annotations
 
-import itertools
 import operator
 from array import array
-from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from functools import cached_property
 from typing import Any
@@ -19,101 +21,111 @@ from torch import Tensor
 
 from torchzero_clip.core.tensor_kinds import DTYPE, SHAPE, addresses, extent, same_shapes
 
-MOST = 1000  # buffers that are remembered
+BUFFERS_KEPT = 1000
 
 
 class Buffer:
-    """A list of tensors that a trace reads and writes, with their addresses and forms."""
+    """A list of tensors that programs read and write, with their addresses and layouts.
+
+    Attributes:
+        tensors: The tensors.
+        addresses: The address of each tensor, as an array that native code can read.
+        forms: The dtypes and layouts of the tensors: see `_forms`.
+        dtype: The dtype of the first tensor.
+        contiguous: Whether every tensor is contiguous and none is a lazily negated or conjugated
+            view.
+    """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = list(tensors)
-        self.addresses, self.forms = _addresses(tensors), _forms(tensors)
+        self.addresses = _addresses(tensors)
+        self.forms = _forms(tensors)
         self.dtype = tensors[0].dtype
-        turned = any(map(Tensor.is_neg, tensors)) or any(map(Tensor.is_conj, tensors))
-        self.contiguous = all(self.forms[1]) and not turned
-        self._fits: tuple[Buffer, bool] | None = None
+        is_lazy = any(map(Tensor.is_neg, tensors)) or any(map(Tensor.is_conj, tensors))
+        self.contiguous = all(self.forms[1]) and not is_lazy
+        self._fits: tuple[Buffer, bool] | None = None  # the last answer of `fits`
 
-    def moved(self, tensors: Sequence[Tensor], places: array[int]) -> Buffer:
-        """Others of the same forms, at other addresses."""
-        made = object.__new__(Buffer)
-        vars(made).update(vars(self), tensors=list(tensors), addresses=places, _fits=None)
-        for name in ("vectors", "spans", "ranges"):  # which depend on the memory
-            vars(made).pop(name, None)
-        return made
+    def with_tensors(self, tensors: Sequence[Tensor], addresses: array[int]) -> Buffer:
+        """Return a buffer of other tensors at these addresses, which have the same forms."""
+        buffer = object.__new__(Buffer)
+        vars(buffer).update(vars(self), tensors=list(tensors), addresses=addresses, _fits=None)
+        vars(buffer).pop("spans", None)  # a cached property that depends on addresses
+        return buffer
 
     def same(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether these are the tensors, in the memory and of the form that they had."""
+        """Return whether these are the buffer's tensors, with unchanged addresses and forms."""
         if len(tensors) != len(self.tensors) or not all(map(operator.is_, tensors, self.tensors)):
             return False
         return _addresses(tensors) == self.addresses and _forms(tensors) == self.forms
 
     @cached_property
-    def vectors(self) -> list[Tensor | None]:
-        """The same memory as vectors that are no views of the tensors; None where it has gaps."""
+    def dense(self) -> list[bool]:
+        """Whether each tensor fills its memory without gaps, in any order of its dims."""
         if self.contiguous:
-            return [t.view(-1).data for t in self.tensors]
-        return [_vector(t) for t in self.tensors]
+            return [True] * len(self.tensors)
+        return list(map(_is_dense, self.tensors))
 
     @cached_property
     def spans(self) -> tuple[dict[int, int], int]:
-        """The addresses at which tensors begin and end, and how many have memory."""
+        """The end address of each tensor by its first address, and the number of tensors.
+
+        Tensors without elements are not counted. The dictionary is shorter than the number if two
+        tensors begin at one address.
+        """
         extents = list(map(Tensor.numel if self.contiguous else extent, self.tensors))
         size = self.dtype.itemsize
         ends = map(operator.add, self.addresses, [n * size for n in extents])
         spans = dict(zip(self.addresses, ends, strict=True))
-        held = list(map(bool, map(operator.mul, self.addresses, extents)))
-        if not all(held):
+        has_memory = list(map(bool, map(operator.mul, self.addresses, extents)))
+        if not all(has_memory):
             spans = {start: end for start, end in spans.items() if 0 < start < end}
-        return spans, sum(held)
-
-    @cached_property
-    def ranges(self) -> tuple[list[int], list[int]]:
-        """The addresses at which tensors begin, sorted, and for each count of them the last end.
-
-        Both are for `overlap`; the first end is 0, for no tensor.
-        """
-        size = self.dtype.itemsize
-        lengths = [extent(t) * size for t in self.tensors]
-        rows = [(start, start + n) for start, n in zip(self.addresses, lengths, strict=True)]
-        rows = sorted([(start, end) for start, end in rows if 0 < start < end])
-        ends = list(itertools.accumulate([end for _, end in rows], max, initial=0))
-        return [start for start, _ in rows], ends
+        return spans, sum(has_memory)
 
     def fits(self, params: Buffer) -> bool:
-        """Whether a program may work on these as on the parameters: equal shapes, own memory."""
+        """Return whether one program can run over this buffer and the parameters.
+
+        The tensors must have the shapes of the parameters and must not share memory with them.
+        """
         if self is params:
             return True
         if self._fits is None or self._fits[0] is not params:
-            self._fits = (params, self._alike(params) and apart([params, self]))
+            self._fits = (params, self._resembles(params) and disjoint([params, self]))
         return self._fits[1]
 
-    def _alike(self, params: Buffer) -> bool:
+    def _resembles(self, params: Buffer) -> bool:
+        """Return whether shapes and device equal the parameters', and programs have the dtype."""
         if not same_shapes(self.tensors, params.tensors):
             return False
         kinds = {(t.dtype, t.device) for t in self.tensors}
-        dtype, device = self.dtype, params.tensors[0].device
-        known = dtype.is_floating_point or dtype in (torch.bool, torch.int16)
-        return kinds == {(dtype, device)} and known
+        dtype = self.dtype
+        supported = dtype.is_floating_point or dtype in (torch.bool, torch.int16)
+        return kinds == {(dtype, params.tensors[0].device)} and supported
 
 
 class Buffers:
-    """The buffers that an engine remembers from step to step."""
+    """The buffers that an engine keeps from step to step, by key."""
 
     def __init__(self) -> None:
         self.known: dict[Hashable, Buffer] = {}
 
     def find(self, key: Hashable, tensors: Sequence[Tensor]) -> Buffer:
-        """The buffer of the tensors that have this key in every step."""
+        """Return the buffer of tensors that have this key in every step.
+
+        A buffer that was kept is used only if its tensors and their addresses are still the same.
+        """
         buffer = self.known.get(key)
         if buffer is None or not buffer.same(tensors):
-            if len(self.known) >= MOST:  # parameters come and go
+            if len(self.known) >= BUFFERS_KEPT:  # keys may belong to parameters that are gone
                 self.known.clear()
             buffer = self.known[key] = Buffer(tensors)
         return buffer
 
 
-def apart(buffers: Sequence[Buffer]) -> bool:
-    """Whether no two tensors of these buffers share memory."""
+def disjoint(buffers: Sequence[Buffer]) -> bool:
+    """Return whether no tensor of these buffers shares memory with another one.
+
+    Comparing first addresses is not enough: a view may begin in the middle of a tensor.
+    """
     ends: dict[int, int] = {}
     for buffer in buffers:
         ends.update(buffer.spans[0])
@@ -123,37 +135,25 @@ def apart(buffers: Sequence[Buffer]) -> bool:
     return all(map(operator.le, map(ends.__getitem__, starts), starts[1:]))
 
 
-def overlap(one: Buffer, other: Buffer) -> bool:
-    """Return whether a tensor of one buffer spans memory of a tensor of the other.
-
-    Where tensors begin does not say it: a view may begin in the middle of a tensor.
-    """
-    starts, ends = one.ranges
-    size = other.dtype.itemsize
-    for start, t in zip(other.addresses, other.tensors, strict=True):
-        end = start + extent(t) * size
-        if 0 < start < end and start < ends[bisect_left(starts, end)]:
-            return True
-    return False
-
-
 def _addresses(tensors: Sequence[Tensor]) -> array[int]:
+    """Return the addresses of tensors; zeros for fake tensors."""
     return array("Q", addresses(tensors) or [0] * len(tensors))
 
 
 def _forms(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
-    """All that says which memory tensors are, besides their addresses.
+    """Return the dtypes of tensors, whether each is contiguous, and their layouts.
 
-    Of contiguous ones that is their size; shapes and strides are new tuples each time, which would
-    keep the garbage collector busy.
+    The layout of contiguous tensors is their number of elements. Shapes and strides would be new
+    tuples at each call, and so many new tuples would trigger the garbage collector.
     """
-    dtypes, contiguous = list(map(DTYPE, tensors)), list(map(Tensor.is_contiguous, tensors))
+    dtypes = list(map(DTYPE, tensors))
+    contiguous = list(map(Tensor.is_contiguous, tensors))
     if all(contiguous):
         return dtypes, contiguous, list(map(Tensor.numel, tensors))
     return dtypes, contiguous, list(map(SHAPE, tensors)), list(map(Tensor.stride, tensors))
 
 
-def _vector(t: Tensor) -> Tensor | None:
+def _is_dense(t: Tensor) -> bool:
+    """Return whether a tensor fills its memory without gaps and is not a lazily negated view."""
     order = sorted(range(t.dim()), key=t.stride, reverse=True)
-    t = t.permute(order)
-    return t.view(-1).data if t.is_contiguous() and not t.is_neg() else None
+    return t.permute(order).is_contiguous() and not t.is_neg()

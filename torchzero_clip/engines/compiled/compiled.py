@@ -1,4 +1,11 @@
-"""Compiled: the engine that records a step, and runs it in as few passes over memory as it can."""
+"""The compiled engine: it records what rules do to lists of tensors and runs compiled programs.
+
+`Compiled` opens a `CompiledSession` for each bucket of a step. A session does not compute at once:
+its lists note their operators on a tape, and one program runs the noted operators later, in a
+single pass over memory. Programs are compiled as C++ for parameters on CPU and as Triton for
+parameters on a GPU. `Compiled` also keeps the recorded step: if a step is like the recorded one,
+`Replays` replays it without links and lists.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +27,7 @@ from torchzero_clip.core.step import Step
 from torchzero_clip.core.tensor_kinds import all_here
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.user_warnings import warn
-from torchzero_clip.engines.buffers import apart
+from torchzero_clip.engines.buffers import disjoint
 from torchzero_clip.engines.compiled.lists.memory import GRADIENTS, PARAMETERS, WIDE
 from torchzero_clip.engines.compiled.lists.runner import Runner
 from torchzero_clip.engines.compiled.lists.storage_formats import move, rounded
@@ -36,23 +43,23 @@ from torchzero_clip.engines.kept import Kept
 
 
 class Compiled(Runner):
-    """The engine that records operators, and runs them in compiled programs.
+    """The engine that records operators, compiles them, and replays recorded steps.
 
     Args:
-        links: The chain whose steps it does.
+        links: The chain that the optimizer runs.
     """
 
     def __init__(self, links: Sequence[Link]) -> None:
         super().__init__()
         self.links = links
         self.replays: Replays | None = None
-        self.forgotten = ""  # what was called that has dropped the recorded step
-        self.captures: StepCapture | None = None  # where steps are captured
-        self.devices: set[str] = set()  # kinds that programs can be compiled for
-        self.eager = Eager(reads=False)  # for tensors that no program takes
+        self.forgotten = ""  # the call that has dropped the recorded step, such as "state_dict()"
+        self.step_capture: StepCapture | None = None  # if `captured` asked for CUDA graphs
+        self.devices: set[str] = set()  # device types that `check` has accepted
+        self.eager = Eager(reads=False)  # for tensors that programs do not support
 
     def check(self, device: torch.device) -> None:
-        """Raise a sentence where nothing can compile for this kind of device."""
+        """Raise RuntimeError if programs cannot be compiled for this type of device."""
         if device.type in self.devices:
             return
         if (why := missing(device.type)) is not None:
@@ -65,10 +72,14 @@ class Compiled(Runner):
         return "Compiled()"
 
     def twin(self, watch: Cover | None = None) -> Compiled:
-        """An engine that does the same with memory of its own, and compiles nothing."""
-        made = Compiled(self.links)
-        made.backend, made.watch = "plain", watch
-        return made
+        """Return an engine with its own memory that gives the same results and compiles nothing.
+
+        `watch` is entered around every launch.
+        """
+        twin = Compiled(self.links)
+        twin.backend = "plain"
+        twin.watch = watch
+        return twin
 
     def lasting(self) -> list[Tensor]:
         return self.workspaces.tensors() + self.eager.lasting()
@@ -80,15 +91,16 @@ class Compiled(Runner):
         params: Sequence[Tensor],
         grads: Sequence[Tensor],
     ) -> engine.Session:
-        """A session that records; an eager one for complex tensors, subclasses and shared memory.
+        """Return a recording session for a bucket; an eager session if a program cannot run on it.
 
-        Tensors that share memory must be worked on one after the other.
+        Programs support neither complex tensors nor subclasses of tensors. They need parameters
+        and gradients that share no memory, because they update all tensors at the same time.
         """
-        odd = torch.compiler.is_compiling() or params[0].is_complex()
-        if not odd and all_here([*params, *grads]):
+        is_plain = not (torch.compiler.is_compiling() or params[0].is_complex())
+        if is_plain and all_here([*params, *grads]):
             self.check(params[0].device)
             tape = BucketTape(self, key, places, params, grads, WeakKeyDictionary())
-            if apart([tape.buffers[PARAMETERS], tape.buffers[GRADIENTS]]):
+            if disjoint([tape.buffers[PARAMETERS], tape.buffers[GRADIENTS]]):
                 return CompiledSession(tape)
         self._refuse("tensors are complex or share memory: give view_as_real of them, or clones")
         return self.eager.open(key, places, params, grads)
@@ -98,8 +110,9 @@ class Compiled(Runner):
         return self.eager
 
     def step(self, step: Step, through: Through) -> Records:
+        """Replay the recorded step if this step is like it; otherwise send the step `through`."""
         if self.replays is None:
-            self.replays = Replays(self.links, self.backend, self.captures, self.forgotten)
+            self.replays = Replays(self.links, self.backend, self.step_capture, self.forgotten)
         try:
             return self.replays.step(step, through, self._recording)
         except KernelError as error:
@@ -115,23 +128,26 @@ class Compiled(Runner):
         self.forgotten = why
 
     def phase(self) -> Callable[[], None]:
+        """Return a function that restores the engine's recorded step as it is now."""
         before = copy.copy(self.replays)
 
-        def again() -> None:
+        def restore() -> None:
             self.replays = copy.copy(before)
 
-        return again
+        return restore
 
     def capture(self, devices: set[torch.device]) -> None:
-        """Have steps captured; raises a sentence where they cannot be."""
+        """Capture later steps in CUDA graphs; raise ValueError if that is not possible."""
         if len(devices) > 1 or not all([on_gpu(device, self.backend) for device in devices]):
             where = ", ".join(sorted(map(str, devices)))
             raise ValueError(f"captured takes parameters on one GPU, with Triton, got {where}")
         if why := "; ".join(impure(self.links)):
             raise ValueError(f"captured: the steps of this chain differ on the host: {why}")
-        self.captures, self.replays = StepCapture(), None
+        self.step_capture = StepCapture()
+        self.replays = None
 
     def _refuse(self, why: str) -> None:
+        """Raise `Refused` if the step is being recorded."""
         if self.recorder is not None:
             raise Refused(why)
 
@@ -140,7 +156,7 @@ class Compiled(Runner):
 
     @contextmanager
     def _recording(self, grads: Sequence[Tensor]) -> Iterator[StepRecorder]:
-        """What happens inside is written down."""
+        """Record all operations inside of the block, as a step that has these gradients."""
         self.recorder = recorder = StepRecorder(grads)
         try:
             with recorder:
@@ -150,18 +166,20 @@ class Compiled(Runner):
             recorder.close()
 
 
-FLOAT32 = ("dtype", str(torch.float32))
+TO_FLOAT32 = ("dtype", str(torch.float32))
+"""The operand of a conversion to float32 on a tape."""
 
 
 class CompiledSession:
-    """The tensors of one bucket during one step, on one tape."""
+    """The tensors of one bucket during one step, as lists that record on one tape."""
 
     def __init__(self, tape: BucketTape) -> None:
         self._tape = tape
         self.params: TensorList = Taped(tape, buffer=PARAMETERS, owned=False)
         self.grads: TensorList = Taped(tape, buffer=GRADIENTS, owned=False)
-        self._form: Nearest | None = None  # that the parameters are kept in
-        self._kept_state: dict[str, tuple[TensorList, TensorList, Stochastic]] = {}  # until settled
+        self._form: Nearest | None = None  # the format that the parameters are stored in
+        # by name: the list in float32, the list of stored tensors and their format, until settled
+        self._kept_state: dict[str, tuple[TensorList, TensorList, Stochastic]] = {}
 
     @property
     def skip(self) -> Skip:
@@ -174,9 +192,9 @@ class CompiledSession:
     def adopt(self, u: TensorList) -> TensorList:
         if isinstance(u, Taped) and u.on(self._tape):
             return u
-        made = self._tape.record(u.tensors, owned=u.owned)
-        made.measure = u.measure
-        return made
+        taped = self._tape.record(u.tensors, owned=u.owned)
+        taped.measure = u.measure
+        return taped
 
     def state(
         self, name: str, tensors: Sequence[Tensor], form: Stochastic | None = None
@@ -194,7 +212,8 @@ class CompiledSession:
         return wide
 
     def keep(self, form: Nearest) -> None:
-        self._form, tape = form, self._tape
+        self._form = form
+        tape = self._tape
         if form.beside:
             tape.beside = tape.hold(form.beside, "beside")
             tape.lasting.add(tape.beside)
@@ -207,18 +226,20 @@ class CompiledSession:
             if isinstance(wide, Kept):
                 wide.settle()
             elif isinstance(wide, Taped) and isinstance(stored, Taped):
-                tape, value = self._tape, wide.value
-                if tape.nodes[value] != ("to", (("value", stored.value), FLOAT32)):  # it changed
+                tape = self._tape
+                value = wide.value
+                unchanged = tape.nodes[value] == ("to", (("value", stored.value), TO_FLOAT32))
+                if not unchanged:
                     assert stored.buffer is not None
                     tape.current[stored.buffer] = rounded(tape, value, form, torch.bfloat16)
 
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
         with self._tape.showing():
-            return self.adopt(updated(rule, self.adopt(u), state, _undecided(group)))
+            return self.adopt(updated(rule, self.adopt(u), state, _with_tensors(group)))
 
     def view(self, formula: Formula, u: TensorList, state: State, group: Group) -> TensorList:
         with self._tape.showing():
-            return self.adopt(formula(self.adopt(u).borrow(), state, _undecided(group)))
+            return self.adopt(formula(self.adopt(u).borrow(), state, _with_tensors(group)))
 
     def divide(
         self,
@@ -237,18 +258,20 @@ class CompiledSession:
         return Taped(self._tape, buffer=GRADIENTS)
 
     def write_grads(self, u: TensorList, flowing: TensorList) -> TensorList:
-        self.writable_grads().copy_(u)  # of the same list nothing is left to do
+        self.writable_grads().copy_(u)  # records nothing to do if u is the list of gradients
         return flowing
 
     def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> CompiledSession:
         tape = self._tape
         tape.run()
-        params, grads = [tape.buffers[i].tensors for i in (PARAMETERS, GRADIENTS)]
-        some = [params[i] for i in where], [grads[i] for i in where]
-        return CompiledSession(BucketTape(tape.runner, key, places, *some, tape.family))
+        params, grads = [
+            [tape.buffers[buffer].tensors[i] for i in where] for buffer in (PARAMETERS, GRADIENTS)
+        ]
+        return CompiledSession(BucketTape(tape.runner, key, places, params, grads, tape.family))
 
     def branch(self) -> CompiledSession:
-        return self  # a buffer is spare only where no list of either update lies in it
+        # both updates may record on one tape: spare memory is reused only after its last list
+        return self
 
     def subtract(self, u: TensorList) -> None:
         u = self.adopt(u)
@@ -261,20 +284,25 @@ class CompiledSession:
             u.forget()
 
     def close(self) -> None:
-        # in the order of the links: that of a set of strings is another one in every process
+        # in the order of the links: a set of strings has another order in every process
         for path in dict.fromkeys([name.rpartition("/")[0] for name in self._kept_state]):
             self.settle(path)
         self._tape.end()
 
 
-def _undecided(group: Group) -> Group:
-    """Live values with tensors for floats, so that `update` cannot branch on one that is 0."""
-    return {name: _undecided_value(value) for name, value in group.items()}
+def _with_tensors(group: Group) -> Group:
+    """Return the live values of a group with a 0-dim tensor in place of each float.
+
+    A recorded step passes tensors as well. So a rule runs the same operators whether or not its
+    step is recorded, and takes no shortcut for a value such as 0.0.
+    """
+    return {name: _with_tensor(value) for name, value in group.items()}
 
 
-def _undecided_value(value: Any) -> Any:
+def _with_tensor(value: Any) -> Any:
+    """Return a value with 0-dim tensors in place of floats, also inside of a tuple."""
     if isinstance(value, tuple) and any([isinstance(x, float) for x in value]):
-        return tuple([_undecided_value(float(x) if type(x) is int else x) for x in value])
+        return tuple([_with_tensor(float(x) if type(x) is int else x) for x in value])
     if not isinstance(value, float):
         return value
     return torch.tensor(value, dtype=torch.float64, device="cpu")

@@ -17,7 +17,7 @@ from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.tensor_kinds import all_here, same_shapes
 from torchzero_clip.core.torch_private import foreach
-from torchzero_clip.engines.buffers import Buffer, overlap
+from torchzero_clip.engines.buffers import Buffer, disjoint
 from torchzero_clip.engines.compiled.lists.nodes import Nodes
 from torchzero_clip.engines.compiled.lists.runner import Runner
 
@@ -166,7 +166,7 @@ class Memory(Nodes):
         """Whether this memory is neither shown nor spanned by a list of another kind or tape."""
         others = [buffer for tape in self.family for buffer in tape.loose(self)]
         mine = self.buffers[spare]
-        return spare not in self.shown and not any([overlap(mine, other) for other in others])
+        return spare not in self.shown and all([disjoint([mine, other]) for other in others])
 
     def loose(self, asked: Memory) -> list[Buffer]:
         """The buffers that may be in spare memory of `asked`, without its own spare ones."""

@@ -170,7 +170,7 @@ class Launch:
         return [i for i in range(len(self.sizes)) if not self._fits(i)]
 
     def _fits(self, i: int) -> bool:
-        if any([buffer.vectors[i] is None for buffer in self.buffers]):
+        if not all([buffer.dense[i] for buffer in self.buffers]):
             return False
         some = [buffer.tensors[i] for buffer in self.buffers]
         if self.elements is not None and not self.elements.follow(i, some[0]):

@@ -1,4 +1,11 @@
-"""Conditions: what must still hold for a replay, of parameters, gradients and state."""
+"""Conditions: what must be unchanged since a step was recorded, so that it can be replayed.
+
+`Conditions` is made when a step is recorded. It stores the identities, addresses, dtypes and shapes
+of the parameters and of all state, and the numbers and names in state and groups.
+`Conditions.check` compares them with the next step before each replay, and returns the gradients of
+that step if nothing has changed. `impure` and `subclassed` give reasons why a chain, or a
+model, is never recorded at all; `explain()` prints these reasons.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +25,7 @@ from torchzero_clip.core.sharding.layout import aligned_grads, locals_of
 from torchzero_clip.core.step import Groups
 from torchzero_clip.core.tensor_kinds import LAYOUT, REAL, SHAPE, addresses, all_here
 from torchzero_clip.core.torch_private import base
-from torchzero_clip.engines.buffers import Buffer, apart
+from torchzero_clip.engines.buffers import Buffer, disjoint
 from torchzero_clip.engines.compiled.replay.native_forms import NativeForms, forms_of
 from torchzero_clip.engines.compiled.replay.step_recorder import Refused
 
@@ -27,147 +34,184 @@ UNSAID = (
     "value. Where that holds say it, and test it by `torchzero_clip.testing.check_pure`"
 )
 OURS = __name__.partition(".")[0]
+"""The name of this library, which the names of its modules begin with."""
 States = Mapping[Tensor, dict[str, Any]]
 
 
 class Conditions:
-    """The tensors of a step, by identity, address and form; they are compared before a replay.
+    """The conditions for a replay: tensors and values that must be as they were when recording.
 
-    Gradients are other tensors in every step. Their dtypes and shapes are compared, and whether
-    their memory is apart from that of the parameters. Their strides and storage offsets are
-    compared if operators of PyTorch were recorded on them: see `keep_layout`.
+    Parameters and state must be the same tensors at the same addresses. Gradients are new tensors
+    in every step, so their dtypes and shapes must be the same, and they must not share memory with
+    parameters. Strides and storage offsets of gradients are compared only if operators of PyTorch
+    were recorded on gradients: see `keep_layout`.
+
+    Args:
+        cohorts: The parameters that have a gradient, by group, device and dtype.
+        groups: The parameter groups.
+        states: The state of each parameter.
+        place: The place where gradients are stored, usually `.grad`.
     """
 
     def __init__(
         self, cohorts: Sequence[Cohort], groups: Groups, states: States, place: GradPlace
     ) -> None:
-        self._cohorts, self._place = list(cohorts), place
-        self._rows = [list(group["params"]) for group in groups]
+        self._cohorts = list(cohorts)
+        self._place = place
+        self._groups = [list(group["params"]) for group in groups]
         self._sharded = any([cohort.sharded for cohort in cohorts])
+        # parameters and gradients, a buffer for each cohort
         self._params = [Buffer(locals_of(cohort.originals)) for cohort in cohorts]
-        grads = [list(map(place.of, row)) for row in self._rows]
+        grads = [list(map(place.of, params)) for params in self._groups]
         self._grads = [Buffer(locals_of(cohort.of(grads[cohort.index]))) for cohort in cohorts]
         self._shapes = [list(map(SHAPE, buffer.tensors)) for buffer in self._params]
-        self._keys, self._states = list(states), list(states.values())
+        # all state, and the numbers in it
+        self._owners = list(states)
+        self._states = list(states.values())
         self._numbers = [
             (state, name, x)
             for state in self._states
             for name, x in state.items()
             if not isinstance(x, Tensor)
         ]
-        self._tensors = Buffer(self._found(groups))
-        self._seen = forms_of(self._tensors.tensors)
+        self._tensors = Buffer(self._all_tensors(groups))
+        self._tensor_forms = forms_of(self._tensors.tensors)
+        # the layouts of gradients
         self._keeps_layout = False
         self._offsets = [list(map(Tensor.storage_offset, row.tensors)) for row in self._grads]
-        self._seen_grads: list[NativeForms | None] = []
-        for row in self._grads:
-            seen = forms_of(row.tensors) if row.contiguous and self._seen else None
-            self._seen_grads.append(seen)
-            row.tensors.clear()  # they go with their step
-        self._counts: set[str] = set()  # the keys of what each step counts
-        self._said = self._says(groups, grads)
-        self._bases, self._starts = list[Tensor](), list[int]()
-        self._apart: list[Any] = []  # where gradients were that are known to lie apart
+        self._grad_forms: list[NativeForms | None] = []
+        for buffer in self._grads:
+            native = buffer.contiguous and self._tensor_forms is not None
+            self._grad_forms.append(forms_of(buffer.tensors) if native else None)
+            buffer.tensors.clear()  # a recorded step must not keep its gradients alive
+        self._ignored_keys: set[str] = set()
+        self._values = self._values_of(groups, grads)
+        # the tensors whose views are state, which the graph reads instead of the views
+        self._bases = list[Tensor]()
+        self._base_addresses = list[int]()
+        self._disjoint_at: list[Any] = []  # addresses and forms of gradients known to be disjoint
 
-    def leave_out(self, counts: Collection[str]) -> None:
-        """Let these values of groups be others in every step."""
-        self._counts |= set(counts)
-        self._said[-1] = [pair for pair in self._said[-1] if pair[0] not in counts]
+    def ignore(self, keys: Collection[str]) -> None:
+        """Do not compare these values in parameter groups: each step counts them on."""
+        self._ignored_keys = set(keys)
+        self._values[-1] = [pair for pair in self._values[-1] if pair[0] not in keys]
 
     def keep_layout(self) -> None:
-        """Require gradients of the same strides and offsets in their storage.
+        """Require gradients with the same strides and storage offsets.
 
-        What `contiguous`, `view`, `flatten` or `as_strided` do depends on them, so the operators
-        that were recorded may be wrong, or raise, for gradients of another layout.
+        The result of `contiguous`, `view`, `flatten` or `as_strided` depends on them. So the
+        recorded operators may be wrong, or raise an error, for gradients of another layout.
         """
         self._keeps_layout = True
 
-    def know(self, leaves: Sequence[Any], others: Sequence[Tensor]) -> None:
-        """Raise where a tensor is neither one of the others, nor of state, nor the base of such."""
+    def check_inputs(self, leaves: Sequence[Any], others: Sequence[Tensor]) -> None:
+        """Raise `Refused` if the graph has an input that no condition covers.
+
+        Args:
+            leaves: The inputs of the step graph. Tensors must be parameters, state, tensors that
+                state is a view of, or among the others.
+            others: Tensors that every replay supplies, such as gradients, and tensors that cannot
+                be replaced.
+        """
         taken = set(map(id, leaves))
         bases = {id(t): t for t in map(base, self._tensors.tensors) if id(t) in taken}
         self._bases = [t for t in bases.values() if t is not None]
-        self._starts = addresses(self._bases) or []
+        self._base_addresses = addresses(self._bases) or []
         known = bases.keys() | {id(t) for t in [*self._tensors.tensors, *others]}
         for leaf in leaves:
             if isinstance(leaf, Tensor) and id(leaf) not in known:
                 why = "is neither state nor a rule's field: make it one"
                 raise Refused(f"a tensor of {leaf.shape} {why}")
 
-    def hold(self, groups: Groups, states: States) -> list[Buffer] | None:
-        """The gradients as buffers where all is as it was; otherwise None."""
-        rows = [group["params"] for group in groups]
-        if len(rows) != len(self._rows) or not all(map(_same, rows, self._rows)):
+    def check(self, groups: Groups, states: States) -> list[Buffer] | None:
+        """Return the gradients of a step, a buffer for each cohort, if every condition holds.
+
+        Returns None if any condition does not hold.
+        """
+        params = [group["params"] for group in groups]
+        if len(params) != len(self._groups) or not all(map(_same, params, self._groups)):
             return None
         if self._sharded or not self._place.usual:
-            grads = [aligned_grads(row, self._place) for row in rows]
+            grads = [aligned_grads(row, self._place) for row in params]
         else:
-            grads = [[p.grad for p in row] for row in rows]
-        if not (_same(states, self._keys) and _same(states.values(), self._states)):
+            grads = [[p.grad for p in row] for row in params]
+        if not (_same(states, self._owners) and _same(states.values(), self._states)):
             return None
-        if self._says(groups, grads) != self._said:
+        if self._values_of(groups, grads) != self._values:
             return None
         if not all([_equal(state.get(name), x) for state, name, x in self._numbers]):
             return None
-        if not self._same(self._found(groups)):
+        if not self._unchanged(self._all_tensors(groups)):
             return None
-        if addresses(self._bases) != self._starts:
+        if addresses(self._bases) != self._base_addresses:
             return None
-        found = [cohort.of(grads[cohort.index]) for cohort in self._cohorts]
-        return self._gradients(list(map(locals_of, found)) if self._sharded else found)
+        by_cohort = [cohort.of(grads[cohort.index]) for cohort in self._cohorts]
+        return self._gradients(list(map(locals_of, by_cohort)) if self._sharded else by_cohort)
 
-    def _says(self, groups: Groups, grads: Sequence[Sequence[Any]]) -> list[Any]:
-        """What is compared by value: kinds of gradients, names, and what groups keep."""
+    def _values_of(self, groups: Groups, grads: Sequence[Sequence[Any]]) -> list[Any]:
+        """Return everything that is compared by value, except numbers in the state of parameters.
+
+        That is: the types of gradients, names of parameters, names of state, and values in groups.
+        """
         named = [
             (group.get("clip"), group.get("norm_group"), *(group.get("param_names") or ()))
             for group in groups
         ]
-        counts, names = list(map(len, self._states)), list(itertools.chain(*self._states))
+        counts = list(map(len, self._states))
+        names = list(itertools.chain(*self._states))
         in_groups = [
             (key, None if isinstance(x, Tensor) else repr(x))
             for group in groups
             for key, x in group["chain"].items()
-            if key not in self._counts
+            if key not in self._ignored_keys
         ]
         return [[list(map(type, row)) for row in grads], named, counts, names, in_groups]
 
-    def _same(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether these are the tensors that were there, in the memory and form that they had."""
-        if self._seen is None:
+    def _unchanged(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether these are the recorded tensors, with the same addresses and forms."""
+        if self._tensor_forms is None:
             return self._tensors.same(tensors)
-        return _same(tensors, self._tensors.tensors) and self._seen.hold()
+        return _same(tensors, self._tensors.tensors) and self._tensor_forms.unchanged()
 
-    def _like(self, i: int, grads: Sequence[Tensor]) -> Buffer | None:
-        """The gradients of a cohort as a buffer where they are as they were."""
+    def _buffer(self, i: int, grads: Sequence[Tensor]) -> Buffer | None:
+        """Return the gradients of the i-th cohort as a buffer; None if a condition fails."""
         offsets = map(Tensor.storage_offset, grads) if self._keeps_layout else self._offsets[i]
         if list(offsets) != self._offsets[i]:
             return None
-        seen = self._seen_grads[i]
-        starts = seen.of(grads) if seen and not any(map(Tensor.is_neg, grads)) else None
-        if starts is not None:
-            return self._grads[i].moved(grads, starts)
+        forms = self._grad_forms[i]
+        if forms is not None and not any(map(Tensor.is_neg, grads)):
+            starts = forms.addresses_of(grads)
+            if starts is not None:
+                return self._grads[i].with_tensors(grads, starts)
         if not {torch.strided}.issuperset(map(LAYOUT, grads)):
             return None
-        buffer, rows = Buffer(grads), (self._params[i].tensors, grads)
-        forms, before = buffer.forms, self._grads[i].forms
-        like = forms == before if self._keeps_layout else forms[0] == before[0]
-        like = like and all([list(map(SHAPE, row)) == self._shapes[i] for row in rows])
-        return buffer if like and (buffer.contiguous or not odd(grads)) else None
+        buffer = Buffer(grads)
+        before = self._grads[i].forms
+        if self._keeps_layout:
+            same_forms = buffer.forms == before
+        else:
+            same_forms = buffer.forms[0] == before[0]  # dtypes alone
+        tensors = (self._params[i].tensors, grads)
+        same_shapes = all([list(map(SHAPE, row)) == self._shapes[i] for row in tensors])
+        is_odd = not buffer.contiguous and bool(odd(grads))
+        return buffer if same_forms and same_shapes and not is_odd else None
 
     def _gradients(self, grads: Sequence[Sequence[Tensor]]) -> list[Buffer] | None:
-        """The gradients as buffers where they are as they were."""
-        found = [self._like(i, row) for i, row in enumerate(grads)]
-        buffers = [buffer for buffer in found if buffer is not None]
-        if len(buffers) < len(found):
-            return None
+        """Return the gradients as a buffer for each cohort; None if a condition fails."""
+        buffers = list[Buffer]()
+        for i, row in enumerate(grads):
+            buffer = self._buffer(i, row)
+            if buffer is None:
+                return None
+            buffers.append(buffer)
         where = [(buffer.addresses, buffer.forms) for buffer in buffers]
-        if where != self._apart and not apart([*self._params, *buffers]):
+        if where != self._disjoint_at and not disjoint([*self._params, *buffers]):
             return None
-        self._apart = where
+        self._disjoint_at = where
         return buffers
 
-    def _found(self, groups: Groups) -> list[Tensor]:
-        """All tensors: parameters, and what is in their state and in the groups."""
+    def _all_tensors(self, groups: Groups) -> list[Tensor]:
+        """Return the parameters and all tensors in their state and in the groups."""
         tensors = [p for cohort in self._cohorts for p in cohort.originals]
         state = itertools.chain.from_iterable(map(dict.values, self._states))
         tensors += [x for x in state if isinstance(x, Tensor)] if self._numbers else state
@@ -176,47 +220,53 @@ class Conditions:
         return locals_of(tensors) if self._sharded else tensors
 
 
-def _same(some: Collection[Any], others: Collection[Any]) -> bool:
-    """Whether these are the same objects, in the same order."""
-    return len(some) == len(others) and all(map(operator.is_, some, others))
+def _same(objects: Collection[Any], others: Collection[Any]) -> bool:
+    """Return whether two collections hold the same objects in the same order."""
+    return len(objects) == len(others) and all(map(operator.is_, objects, others))
 
 
 def _equal(x: Any, number: Any) -> bool:
-    """Whether a number is what it was."""
+    """Return whether a value has the type and the value of a number."""
     return type(x) is type(number) and bool(x == number)
 
 
 def impure(links: Sequence[Link]) -> list[str]:
-    """The reasons why a chain may not be replayed, whatever its steps do.
+    """Return the reasons why steps of a chain are never replayed; an empty list if there is none.
 
-    A class says itself that it is pure: what inherits from it may be something else.
+    A class must declare `pure = True` itself: a class that inherits from it may differ.
     """
-    inside = [(link.path, one) for link in links for one in link.transform.walk()]
-    return [f"{path}: {why}" for path, one in inside for why in _unsaid(one)]
+    return [
+        f"{link.path}: {why}"
+        for link in links
+        for transform in link.transform.walk()
+        for why in _impure(transform)
+    ]
 
 
-def _unsaid(one: Description) -> list[str]:
-    kind, found = type(one), list[str]()
+def _impure(transform: Description) -> list[str]:
+    """Return the reasons in one transform: its class is not pure, or a function may not be."""
+    kind = type(transform)
     if not vars(kind).get("pure", False):
         return [kind.impure or f"{kind.__name__} {UNSAID}"]
-    for name, value in vars(one).items():
+    reasons = list[str]()
+    for name, value in vars(transform).items():
         known = name in kind.asks or getattr(value, "pure", False)
         ours = (getattr(value, "__module__", None) or "").partition(".")[0] == OURS
         if callable(value) and not (known or ours):
-            found.append(f"{name} may do anything: where it is pure say `{name}.pure = True`")
-    return found
+            reasons.append(f"{name} may do anything: where it is pure say `{name}.pure = True`")
+    return reasons
 
 
 def subclassed(cohorts: Sequence[Cohort], states: States, place: GradPlace) -> str | None:
-    """The reason why a step of such tensors is not replayed; None where all are plain."""
+    """Return why a step is not recorded because of its kinds of tensors; None if all are plain."""
     params = [p for cohort in cohorts for p in cohort.originals]
     values = [x for state in states.values() for x in state.values()]
-    rows: dict[str, list[Any]] = {"parameters": params}
-    rows["state"] = [x for x in values if type(x) not in (int, float, bool)]
-    rows["gradients"] = list(map(place.of, params))
+    tensors: dict[str, list[Any]] = {"parameters": params}
+    tensors["state"] = [x for x in values if type(x) not in (int, float, bool)]
+    tensors["gradients"] = list(map(place.of, params))
     if not all(map(operator.is_, locals_of(params), locals_of(params))):
         return "this torch does not say which tensors hold the parts of sharded parameters"
-    for what, row in rows.items():
+    for what, row in tensors.items():
         here = locals_of(row)
         if not all_here(here):
             kinds = ", ".join(sorted({type(x).__name__ for x in here if type(x) not in REAL}))

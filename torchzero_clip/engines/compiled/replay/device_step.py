@@ -1,4 +1,9 @@
-"""Device steps: the vectors between two launches as one kernel in Triton."""
+"""Device steps: a recorded step on GPU as a few kernels in Triton.
+
+`DeviceStep` compiles each stage of vector nodes to one Triton kernel. It launches the list programs
+of a step with the kernels that these programs have already. A kernel receives a table of sizes and
+addresses on the device, so models that differ only in sizes share kernels.
+"""
 
 from __future__ import annotations
 
@@ -13,25 +18,26 @@ from torchzero_clip.engines.compiled.printers.launches import TritonKernel, laun
 from torchzero_clip.engines.compiled.printers.pointer_tables import TABLES
 from torchzero_clip.engines.compiled.printers.program import Relaunch
 from torchzero_clip.engines.compiled.printers.triton import TritonPrinter, VectorKernel
-from torchzero_clip.engines.compiled.printers.vectors import (
-    Launched,
-    Segment,
-    VectorMemory,
+from torchzero_clip.engines.compiled.printers.vectors import Launched, Segment, VectorMemory
+from torchzero_clip.engines.compiled.replay.compiled_step import (
+    CompiledStep,
+    StepMemory,
+    misfits,
+    view,
 )
-from torchzero_clip.engines.compiled.replay.steps import CompiledStep, StepMemory, misfits, view
 from torchzero_clip.engines.compiled.replay.torch_calls import TorchCalls
 
-ARGUMENTS = 128  # of a kernel; CUDA takes 4 KiB of them
+MAX_ARGUMENTS = 128  # of a kernel: CUDA allows 4 KiB of arguments
 Sources: TypeAlias = "dict[int, Tensor]"
-"""The tensors of memories that are others in every step."""
+"""The tensors of memories that are new in every step."""
 
 
 class DeviceStep(CompiledStep):
-    """A step on a GPU."""
+    """A recorded step on GPU: one kernel for each stage."""
 
-    most: ClassVar[int] = 2**12
+    max_elements: ClassVar[int] = 2**12
 
-    def able(self, launch: Relaunch) -> bool:
+    def supports(self, launch: Relaunch) -> bool:
         return not misfits(launch) and triton.native(launch.program) is not None
 
     def compile(
@@ -41,65 +47,68 @@ class DeviceStep(CompiledStep):
         between: TorchCalls,
         like: Tensor,
     ) -> int:
-        every = [some for segment in segments for some in segment]
-        printer = TritonPrinter(memories, every, between.read)
+        all_stages = [stage for segment in segments for stage in segment]
+        printer = TritonPrinter(memories, all_stages, between.read)
         kernels: list[Launched | VectorKernel] = [
-            x[0] if isinstance(x[0], Launched) else printer.kernel(loops)
-            for x, loops in zip(every, printer.loops, strict=True)
+            stage[0] if isinstance(stage[0], Launched) else printer.kernel(loops)
+            for stage, loops in zip(all_stages, printer.loops, strict=True)
         ]
-        pages = [x for x in kernels if isinstance(x, VectorKernel)]
-        if max([len(x.signature) for x in pages], default=0) > ARGUMENTS:
+        vector_kernels = [x for x in kernels if isinstance(x, VectorKernel)]
+        if max([len(x.signature) for x in vector_kernels], default=0) > MAX_ARGUMENTS:
             return 0
-        self.text = "\n".join([x.text for x in pages])
+        self.text = "\n".join([x.text for x in vector_kernels])
         self._own = StepMemory(memories, printer.backed, like)
         calls = map(self._call, kernels)
         self._calls = [[next(calls) for _ in segment] for segment in segments]
-        return len(every)
+        return len(all_stages)
 
-    def run(self, segment: int, tensors: Sequence[Tensor], turn: int | None = None) -> None:
-        given, calls = (
-            dict(zip(self._changing[segment], tensors, strict=True)),
-            self._calls[segment],
-        )
-        for call in calls if turn is None else [calls[turn]]:
-            call(given)
+    def run(self, segment: int, tensors: Sequence[Tensor], stage: int | None = None) -> None:
+        sources = dict(zip(self._changing[segment], tensors, strict=True))
+        calls = self._calls[segment]
+        for call in calls if stage is None else [calls[stage]]:
+            call(sources)
 
     def _call(self, kernel: Launched | VectorKernel) -> Callable[[Sources], None]:
+        """Return a function that runs a stage."""
         if isinstance(kernel, Launched):
             return self._launched(kernel)
-        function, like = kernel_of(kernel), self._own.bytes
+        function = kernel_of(kernel)
+        like = self._own.bytes
         words = [x if isinstance(x, int) else self._own.address(*x) for x in kernel.words]
         table = array("q", words)
 
         def call(sources: Sources) -> None:
-            given = [sources[m] for m in kernel.sources]
-            launch(function, 1, TABLES.words(table, like), *given)
+            tensors = [sources[m] for m in kernel.sources]
+            launch(function, 1, TABLES.words(table, like), *tensors)
 
         return call
 
     def _launched(self, node: Launched) -> Callable[[Sources], None]:
-        """The call of a list program, whose vectors and scalars are read where they lie."""
-        own, again, numbers = self._own, node.launch, [float(x) for x in node.numbers]  # type: ignore[arg-type]
-        call = triton.native(again.program)
+        """Return a function that launches a list program with its vectors and scalars in place."""
+        own = self._own
+        relaunch = node.launch
+        numbers = [float(x) for x in node.numbers]  # type: ignore[arg-type]
+        call = triton.native(relaunch.program)
         out = None if node.out is None else own.tensor(node.out)
         assert call is not None
-        rows = [[(x, own.find(x)) for x in row] for row in (node.vectors, node.scalars)]
+        operands = [[(x, own.find(x)) for x in row] for row in (node.vectors, node.scalars)]
 
         def run(sources: Sources) -> None:
-            given = [
-                [t if t is not None else view(sources[x.memory], x) for x, t in row] for row in rows
+            vectors, scalars = [
+                [t if t is not None else view(sources[x.memory], x) for x, t in row]
+                for row in operands
             ]
-            now = again.launch(numbers, *given)
+            now = relaunch.launch(numbers, vectors, scalars)
             call(now, now.sizes, out)
 
         return run
 
 
 KERNELS: dict[str, TritonKernel] = {}
-"""Kernels by their text."""
+"""Kernels by their source code."""
 
 
 def kernel_of(kernel: VectorKernel) -> TritonKernel:
-    """What is launched, one for all kernels of the same text."""
-    made = TritonKernel("vectors", kernel.text, kernel.signature)
-    return KERNELS.setdefault(kernel.text, made)
+    """Return the Triton kernel of a vector kernel. Equal source code shares one Triton kernel."""
+    new = TritonKernel("vectors", kernel.text, kernel.signature)
+    return KERNELS.setdefault(kernel.text, new)

@@ -1,4 +1,10 @@
-"""Inputs of a step that is done again: its live values, and what stands for each leaf."""
+"""The inputs of a replay, which differ from step to step.
+
+`LiveValues` holds the hyperparameters and the loss of one step, as numbers and as tensors.
+`StepNotes` stores what a recorded step has asked on the host, and compares the answers before each
+replay. `StepInputs` fills the inputs of a step graph: for each replay it writes the hyperparameters
+to their tensors, and returns the gradients and the loss of the step. `Replays` uses all three.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +23,20 @@ from torchzero_clip.engines.compiled.printers.pointer_tables import TABLES
 from torchzero_clip.engines.compiled.replay.step_recorder import Refused, StepRecorder
 
 FIXED = (int, bool, float, str, type(None))
+"""The types of hyperparameters that must stay equal for a replay, if they are not all floats."""
 
 
 class StepInputs:
-    """The leaves of a graph: tensors that stay, and those that are others in every step.
+    """The inputs of a step graph: tensors that stay, and tensors that differ in every step.
 
     Args:
         leaves: The tensors and functions that the graph was recorded with.
-        changing: The gradients, and the loss if it is a tensor.
-        live: The live values as tensors; on a device as the entries of a vector.
-        numbers: The same as numbers.
-        counts: How many gradients there are in each buffer.
-        gradients: The buffers of gradients that launches look up, by the places of these.
+        changing: The gradients, and the loss if it is a tensor. They differ in every step.
+        live: The hyperparameters as tensors, which stay; on a GPU they are elements of `vector`.
+        numbers: The values of `live`.
+        counts: The number of gradients in each buffer.
+        gradients: The gradient buffers that launches look up, by the indices of their gradients.
+        vector: The vector of all hyperparameters, if they are on a GPU.
     """
 
     def __init__(
@@ -41,19 +49,28 @@ class StepInputs:
         gradients: dict[tuple[int, ...], Buffer],
         vector: Tensor | None = None,
     ) -> None:
-        self._vector = vector
         which = {id(t): i for i, t in enumerate(changing)}
         self._changing = {i: which[id(t)] for i, t in enumerate(leaves) if id(t) in which}
         self._leaves = [None if i in self._changing else t for i, t in enumerate(leaves)]
-        self._live, self._numbers = live, list(numbers)
+        self._live = live
+        self._numbers = list(numbers)
+        self._vector = vector
+        # for each key of `gradients` the buffer of a whole cohort that has these gradients, if any
         ends = itertools.pairwise(itertools.accumulate(counts, initial=0))
-        whole = {tuple(range(*some)): i for i, some in enumerate(ends)}
-        self._keys, self._gradients = [(key, whole.get(key)) for key in gradients], gradients
+        cohorts = {tuple(range(*span)): i for i, span in enumerate(ends)}
+        self._keys = [(key, cohorts.get(key)) for key in gradients]
+        self._gradients = gradients
 
     def enter(
         self, grads: Sequence[Buffer], numbers: Sequence[float], loss: Tensor | float | None
     ) -> list[Tensor]:
-        """Take the gradients, live values and loss of a step; returns what changes."""
+        """Set the inputs of a step, and return the tensors that differ in every step.
+
+        Args:
+            grads: The gradients of the step, a buffer for each cohort.
+            numbers: The hyperparameters of the step, and its loss if it is a number.
+            loss: The loss. It is returned after the gradients if it is a tensor.
+        """
         if numbers != self._numbers:
             if self._vector is not None:
                 TABLES.send(numbers, self._vector)
@@ -68,43 +85,53 @@ class StepInputs:
         return [*flat, loss] if isinstance(loss, Tensor) else flat
 
     def leaves(self, changing: Sequence[Tensor]) -> list[Any]:
-        """All leaves of a step."""
-        given = list(self._leaves)
+        """Return all inputs of the graph, with these gradients and this loss."""
+        leaves = list(self._leaves)
         for i, k in self._changing.items():
-            given[i] = changing[k]
-        return given
+            leaves[i] = changing[k]
+        return leaves
 
     def leave(self) -> None:
-        """Let go of the gradients."""
+        """Drop the references to the gradients of a step."""
         self._gradients.clear()
 
 
 class Later(Exception):
-    """Raised where this step alone could not be done again; nothing has happened yet."""
+    """Raised if this step cannot be replayed but later steps may be. Nothing has changed yet."""
 
 
 class Counted(int):
-    """A count of steps, and the key that it has in groups."""
+    """A count of steps that groups store.
+
+    Attributes:
+        key: The key of the count in a group.
+        by: The number that each step adds.
+    """
 
     key: str
     by: int
 
 
 class StepNotes(Notes):
-    """What a step that is written down told: what was asked on the host, and what it counts.
+    """The questions that a recorded step asked on the host, and the counts that it keeps in groups.
+
+    A step calls the methods of `Notes` while it is recorded. Before a replay, `answers_match` calls
+    the same functions again. In a replay, `count_on` advances the counts, and the tensors that
+    depend on them.
 
     Args:
-        recorder: What writes it down.
+        recorder: The recorder of the step.
 
     Attributes:
-        counts: The counts of steps that it keeps in groups.
+        counts: The counts of steps that are stored in groups.
     """
 
     def __init__(self, recorder: StepRecorder) -> None:
-        self.counts, self._recorder = list[Counted](), recorder
-        self._asked: list[tuple[Callable[..., Any], Any, Any]] = []
+        self.counts = list[Counted]()
+        self._recorder = recorder
+        self._asked: list[tuple[Callable[..., Any], Any, Any]] = []  # function, arguments, answer
         self._numbers: list[tuple[Tensor, Callable[..., Any], Any]] = []
-        self._values: list[Any] = []
+        self._values: list[Any] = []  # what is in the tensors of `_numbers` now
 
     def made(self, why: str) -> None:
         raise Later(why)
@@ -113,109 +140,132 @@ class StepNotes(Notes):
         raise Refused(why)
 
     def ask(self, function: Callable[..., Any], *args: Any) -> Any:
-        self._asked.append((function, args, function(*args)))
-        return self._asked[-1][-1]
+        answer = function(*args)
+        self._asked.append((function, args, answer))
+        return answer
 
     def number(self, device: torch.device, function: Callable[..., float], *args: Any) -> Tensor:
         value = function(*args)
-        (made,) = self._recorder.memory(
+        (tensor,) = self._recorder.memory(
             lambda: [torch.full((), value, dtype=wide(device), device=device)]
         )
-        self._numbers.append((made, function, args))
+        self._numbers.append((tensor, function, args))
         self._values.append(value)
-        return made
+        return tensor
 
     def count(self, groups: Sequence[Mapping[str, Any]], key: str, by: int) -> Counted:
-        found = Counted(counted(groups, key, by))
-        found.key, found.by = key, by
-        self.counts.append(found)
-        return found
+        count = Counted(counted(groups, key, by))
+        count.key = key
+        count.by = by
+        self.counts.append(count)
+        return count
 
-    def same(self, groups: Groups, counted: bool) -> bool:
-        """Whether the answers are as they were: those about counts, or the others."""
-        some = [x for x in self._asked if any([isinstance(y, Counted) for y in x[1]]) == counted]
-        return all([function(*_now(args, groups)) == answer for function, args, answer in some])
+    def answers_match(self, groups: Groups, about_counts: bool) -> bool:
+        """Return whether functions give the recorded answers in the next step.
+
+        Args:
+            groups: The parameter groups.
+            about_counts: Whether to ask only the functions that receive a count of steps, or only
+                the others.
+        """
+        for function, args, answer in self._asked:
+            is_about_counts = any([isinstance(x, Counted) for x in args])
+            if is_about_counts == about_counts and function(*_next(args, groups)) != answer:
+                return False
+        return True
 
     def close(self) -> None:
-        """Let go of what wrote the step down, which holds its gradients."""
+        """Drop the recorder, which holds the gradients of the recorded step."""
         del self._recorder
 
     def count_on(self, groups: Groups) -> None:
-        """Count a step that is done again."""
-        values = [function(*_now(args, groups)) for _, function, args in self._numbers]
-        for i, (t, _, _) in enumerate(self._numbers):
-            if values[i] != self._values[i]:
-                t.fill_(values[i])
+        """Count a step that is replayed, and fill the tensors that depend on the count."""
+        values = [function(*_next(args, groups)) for _, function, args in self._numbers]
+        for (t, _, _), old, new in zip(self._numbers, self._values, values, strict=True):
+            if new != old:
+                t.fill_(new)
         self._values = values
         for count in self.counts:
             UNHEARD.count(groups, count.key, count.by)
 
 
-def _now(args: Any, groups: Groups) -> list[Any]:
-    """The arguments with the counts of the next step."""
+def _next(args: Any, groups: Groups) -> list[Any]:
+    """Return the arguments of a function with the counts of the next step."""
     return [counted(groups, x.key, x.by) if isinstance(x, Counted) else x for x in args]
 
 
 class LiveValues:
-    """The live values of a step, and behind them its loss; None where that is a tensor.
+    """The hyperparameters of a step and its loss, as numbers.
+
+    Args:
+        values: The hyperparameters of all groups, and the loss; None for a loss that is a tensor.
 
     Attributes:
-        numbers: Those that may change from step to step.
-        kinds: What must stay as it is for a replay; None where there are tensors and the like.
+        numbers: The floats among the values. They may differ in every step.
+        kinds: The types of the values, and the values that are not floats. They must stay equal
+            for a replay. None if a value, such as a tensor, cannot be compared.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
         self._values = values
         self.numbers: list[float] = []
         self.kinds: list[Any] | None = []
-        for value in values:
-            each = value if type(value) is tuple else (value,)
-            if _numeric(value):
-                self.numbers += each
-                self.kinds.append((type(value), len(each)))
-            elif all([type(x) in FIXED for x in each]):
+        for i, value in enumerate(values):
+            items = value if type(value) is tuple else (value,)
+            if _is_numeric(value):
+                self.numbers += items
+                self.kinds.append((type(value), len(items)))
+            elif all([type(x) in FIXED for x in items]):
                 self.kinds.append((type(value), repr(value)))
             else:
                 self.kinds = None
+                self._odd = i
                 break
 
     def odd(self, names: Sequence[str]) -> str:
-        """The sentence about a value that has no kind."""
-        i = next(i for i, x in enumerate(self._values) if LiveValues([x]).kinds is None)
-        return f"{names[i % len(names)]!r} is a {type(self._values[i]).__name__}: give a number"
+        """Return the message about the first value that cannot be compared."""
+        name = names[self._odd % len(names)]
+        return f"{name!r} is a {type(self._values[self._odd]).__name__}: give a number"
 
     def same(self, values: Sequence[Any]) -> bool:
-        """Whether these are the same objects."""
+        """Return whether these are the same objects."""
         return len(values) == len(self._values) and all(map(operator.is_, values, self._values))
 
     def tensors(self, like: Tensor | None = None) -> list[Tensor]:
-        """The numbers as tensors, so that no link can branch on one; on the device of `like`."""
+        """Return the numbers as 0-dim tensors, on the GPU of `like` or on the CPU."""
         if like is not None:
             return list(TABLES.numbers(self.numbers, like).unbind())
         return [torch.tensor(x, dtype=torch.float64, device="cpu") for x in self.numbers]
 
     def vector(self, like: Tensor) -> Tensor:
-        """The numbers as a vector on the device of a tensor, to be written in later steps."""
+        """Return the numbers as a vector on the device of `like`, which replays may write."""
         return TABLES.numbers(self.numbers, like).clone()
 
-    def given(self, step: Step, tensors: Sequence[Tensor]) -> tuple[list[dict[str, Any]], Any]:
-        """The groups and the loss with these tensors instead of the numbers."""
-        each, (names, values) = iter(tensors), step.live
+    def substituted(
+        self, step: Step, tensors: Sequence[Tensor]
+    ) -> tuple[list[dict[str, Any]], Any]:
+        """Return the groups and the loss of a step, with tensors in place of the numbers.
+
+        Links receive tensors so that none of them can branch on a number that may change.
+        """
+        remaining = iter(tensors)
+        names, values = step.live
         groups = [
-            {**group, **{key: _taken(x, each) for key, x in zip(names, row, strict=True)}}
+            {**group, **{key: _replaced(x, remaining) for key, x in zip(names, row, strict=True)}}
             for group, row in zip(step.groups, values, strict=True)
         ]
-        return groups, _taken(step.loss, each)
+        return groups, _replaced(step.loss, remaining)
 
 
-def _taken(value: Any, tensors: Iterator[Tensor]) -> Any:
-    if not _numeric(value):
+def _replaced(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """Return the next tensor in place of a number, a tuple of tensors in place of a tuple."""
+    if not _is_numeric(value):
         return value
     return tuple([next(tensors) for _ in value]) if type(value) is tuple else next(tensors)
 
 
-def _numeric(value: Any) -> bool:
-    """Whether a live value is a float, or a tuple of them."""
+def _is_numeric(value: Any) -> bool:
+    """Return whether a value is a float, or a tuple of floats."""
     return type(value) is float or (
         type(value) is tuple and bool(value) and all([type(x) is float for x in value])
     )

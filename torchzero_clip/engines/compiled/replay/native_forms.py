@@ -1,16 +1,17 @@
-"""Native forms: where many tensors lie and how, in one native call, by DLPack's interface in C.
+"""Native forms: compare the addresses and forms of many tensors in one native call.
 
-Torch says of each the address, dtype, device, shape and strides. Where torch or a compiler lacks
-it, buffers ask one tensor after the other.
+Before each replay, `Conditions` compares all parameters, gradients and state with the recorded
+ones. `NativeForms` does so in C++ by DLPack's exchange interface, which gives the address, dtype,
+device, shape and strides of a tensor without calling Python. If PyTorch has no such interface or
+there is no C++ compiler, `forms_of` returns None and `Conditions` asks each tensor in Python.
 """
 
 from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 from torch import Tensor
 
@@ -20,60 +21,70 @@ from torchzero_clip.engines.compiled.printers.build import function
 
 SOURCE = '#include "native_forms.h"'
 FLAGS = "-std=c++17 -O1 -fPIC -shared"
-DESCRIBE = 5  # the pointer among those of DLPack's table, of which the first is its version
+DESCRIBE = 5  # the index of DLPack's function that describes a tensor; index 0 is the version
 
 
 class NativeForms:
-    """The forms of some tensors, which are compared with those that they have later, or others.
+    """The addresses and forms of tensors, to be compared with the same or with other tensors.
 
     Attributes:
-        addresses: Those of the tensors.
+        addresses: The address of each tensor; None if DLPack cannot describe one of them.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._words = array("q", [0] * sum([3 + 2 * t.dim() for t in tensors]))
         self._tensors = array("Q", map(id, tensors))
-        self.addresses = self._look(self._tensors, compare=False)
+        self.addresses = self._describe(self._tensors, compare=False)
 
-    def hold(self) -> bool:
-        """Whether the tensors, which must be there still, lie as they did."""
-        return self.addresses is not None and self._look(self._tensors) == self.addresses
+    def unchanged(self) -> bool:
+        """Return whether the tensors, which must be alive, have the same addresses and forms."""
+        return self.addresses is not None and self._describe(self._tensors) == self.addresses
 
-    def of(self, tensors: Sequence[Tensor]) -> array[int] | None:
-        """The addresses of as many others that have the same forms; None where they do not."""
-        return None if self.addresses is None else self._look(array("Q", map(id, tensors)))
+    def addresses_of(self, tensors: Sequence[Tensor]) -> array[int] | None:
+        """Return the addresses of other tensors with the same forms; None if a form differs."""
+        return None if self.addresses is None else self._describe(array("Q", map(id, tensors)))
 
-    def _look(self, tensors: array[int], compare: bool = True) -> array[int] | None:
-        look, starts = looks(), array("Q", bytes(8 * len(tensors)))
-        if look is None:
+    def _describe(self, tensors: array[int], compare: bool = True) -> array[int] | None:
+        """Return the addresses of tensors, and compare their forms with `_words` or write them.
+
+        Returns None if a form differs or DLPack cannot describe a tensor.
+        """
+        describe = native_function()
+        starts = array("Q", bytes(8 * len(tensors)))
+        if describe is None:
             return None
-        rows = [row.buffer_info()[0] for row in (tensors, starts, self._words)]
+        pointers = [table.buffer_info()[0] for table in (tensors, starts, self._words)]
         try:
-            same = look(rows[0], len(tensors), *rows[1:], compare)
-        except Exception:  # DLPack has no word for some
+            same = describe(pointers[0], len(tensors), *pointers[1:], compare)
+        except Exception:  # DLPack does not know some dtypes and layouts
             same = 0
         return starts if same == 1 else None
 
 
 @cache
-def looks() -> Any:
-    """The native call; None where there is none."""
-    capsule, kernel = exchange_table(), function(SOURCE, FLAGS)
+def native_function() -> Callable[..., int] | None:
+    """Return the function of native_forms.h without its first argument; None if unavailable."""
+    capsule = exchange_table()
+    kernel = function(SOURCE, FLAGS)
     if capsule is None or kernel is None:
         return None
-    of = ctypes.pythonapi.PyCapsule_GetPointer
-    of.restype, of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_of.restype = ctypes.c_void_p
+    pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
     words = ctypes.POINTER(ctypes.c_void_p)
-    interface = ctypes.cast(of(capsule, b"dlpack_exchange_api"), words)
-    if (interface[0] or 0) & 0xFFFFFFFF != 1 or not interface[DESCRIBE]:  # its major version
+    interface = ctypes.cast(pointer_of(capsule, b"dlpack_exchange_api"), words)
+    major_version = (interface[0] or 0) & 0xFFFFFFFF
+    if major_version != 1 or not interface[DESCRIBE]:
         return None
     kinds = [ctypes.c_void_p, ctypes.c_longlong, *[ctypes.c_void_p] * 2, ctypes.c_longlong]
-    made = ctypes.PYFUNCTYPE(ctypes.c_longlong, ctypes.c_void_p, *kinds)
-    call = made(ctypes.cast(kernel, ctypes.c_void_p).value or 0)
-    return lambda *given: call(interface[DESCRIBE], *given)
+    prototype = ctypes.PYFUNCTYPE(ctypes.c_longlong, ctypes.c_void_p, *kinds)
+    call = prototype(ctypes.cast(kernel, ctypes.c_void_p).value or 0)
+    return lambda *arguments: call(interface[DESCRIBE], *arguments)
 
 
 def forms_of(tensors: Sequence[Tensor]) -> NativeForms | None:
-    """The forms of tensors; None where they are not seen natively."""
-    made = NativeForms(tensors) if all_real(tensors) else None
-    return made if made is not None and made.addresses is not None else None
+    """Return the forms of tensors; None if they cannot be compared natively."""
+    if not all_real(tensors):
+        return None
+    forms = NativeForms(tensors)
+    return None if forms.addresses is None else forms

@@ -1,4 +1,9 @@
-"""Native steps: launches and the vectors between them as one library in C++."""
+"""Native steps: a recorded step on CPU as one library in C++.
+
+`NativeStep` compiles all segments of a step to one C++ function. That function receives two tables,
+one of pointers and one of integers, and the range of stages to run. `NativeStep` makes the tables
+once, and before each replay it updates only the addresses that have changed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +21,7 @@ from torchzero_clip.engines.compiled.printers.build import function
 from torchzero_clip.engines.compiled.printers.cpp import CppPrinter, kernel_of, rows_of, threads_for
 from torchzero_clip.engines.compiled.printers.program import Relaunch
 from torchzero_clip.engines.compiled.printers.vectors import Segment, VectorMemory
-from torchzero_clip.engines.compiled.replay.steps import CompiledStep, StepMemory, misfits
+from torchzero_clip.engines.compiled.replay.compiled_step import CompiledStep, StepMemory, misfits
 from torchzero_clip.engines.compiled.replay.torch_calls import TorchCalls
 
 FLAGS = "-std=c++17 -O1 -march=native -fno-math-errno -ffp-contract=off -fno-strict-aliasing"
@@ -24,13 +29,13 @@ FLAGS += " -fPIC -shared"
 
 
 class NativeStep(CompiledStep):
-    """A step on CPU."""
+    """A recorded step on CPU: one native call for each segment."""
 
-    most: ClassVar[int] = 2**14
+    max_elements: ClassVar[int] = 2**14
 
-    def able(self, launch: Relaunch) -> bool:
-        here = launch.program.device.type == "cpu"
-        return here and not misfits(launch) and kernel_of(launch.program) is not None
+    def supports(self, launch: Relaunch) -> bool:
+        on_cpu = launch.program.device.type == "cpu"
+        return on_cpu and not misfits(launch) and kernel_of(launch.program) is not None
 
     def compile(
         self,
@@ -39,7 +44,7 @@ class NativeStep(CompiledStep):
         between: TorchCalls,
         like: Tensor,
     ) -> int:
-        self._first = [0, *itertools.accumulate(map(len, segments))]  # turn of each segment
+        self._first_stages = [0, *itertools.accumulate(map(len, segments))]  # of each segment
         printer = CppPrinter(memories, [*itertools.chain(*segments)], between.read)
         self.text = printer.text()
         self._kernel = function(self.text, FLAGS)
@@ -47,66 +52,83 @@ class NativeStep(CompiledStep):
             return 0
         self._kernel.argtypes = [*[ctypes.c_void_p] * 2, *[ctypes.c_longlong] * 2]
         self._own = StepMemory(memories, printer.backed, like)
-        self._alive: list[array[Any]] = []
-        self._lists: list[tuple[array[int], int, tuple[int, ...]]] = []
-        integers, pointers = printer.integers, printer.pointers
-        self._d = array("q", [n if isinstance(n, int) else 0 for n in integers])
-        self._p = array("Q", [self._pointer(x, which, memories) for x, which in pointers])
-        self._tables = self._p.buffer_info()[0], self._d.buffer_info()[0]
+        self._alive: list[array[Any]] = []  # arrays that the table of pointers refers to
+        # where to write the address of a gradient buffer's addresses: an array, an index, the key
+        self._gradient_slots: list[tuple[array[int], int, tuple[int, ...]]] = []
+        integers = printer.integers
+        pointers = printer.pointers
+        self._integers = array("q", [n if isinstance(n, int) else 0 for n in integers])
+        self._pointers = array("Q", [self._pointer(x, kind, memories) for x, kind in pointers])
+        self._tables = self._pointers.buffer_info()[0], self._integers.buffer_info()[0]
         self._slots = [[pointers.index(("memory", m)) for m in row] for row in between.memories]
-        self._counts = [(i, x[0]) for i, x in enumerate(integers) if type(x) is tuple]
-        self._sums = [(i, x) for i, (x, which) in enumerate(pointers) if which == "found"]
+        self._thread_counts = [(i, x[0]) for i, x in enumerate(integers) if type(x) is tuple]
+        self._statistics = [(i, x) for i, (x, kind) in enumerate(pointers) if kind == "found"]
         self._share()
         return len(segments)
 
     def begin(self) -> None:
         if torch.get_num_threads() != self._threads:
             self._share()
-        for lists, i, key in self._lists:
+        for lists, i, key in self._gradient_slots:
             lists[i] = self._gradients[key].addresses.buffer_info()[0]
 
-    def run(self, segment: int, tensors: Sequence[Tensor], turn: int | None = None) -> None:
-        begin, end = self._first[segment : segment + 2]
+    def run(self, segment: int, tensors: Sequence[Tensor], stage: int | None = None) -> None:
+        begin, end = self._first_stages[segment : segment + 2]
         for slot, t in zip(self._slots[segment], tensors, strict=True):
-            self._p[slot] = t.data_ptr()
-        turns = (begin, end) if turn is None else (begin + turn, begin + turn + 1)
-        self._kernel(*self._tables, *turns)
+            self._pointers[slot] = t.data_ptr()
+        if stage is not None:
+            begin += stage
+            end = begin + 1
+        self._kernel(*self._tables, begin, end)
 
     # ------------------------------------------------------------------ tables
 
-    def _pointer(self, whose: Any, which: Any, memories: Sequence[VectorMemory]) -> int:
-        """What stands in the table of pointers; 0 for what changes, and is put there later."""
-        if whose == "memory":
-            rows = memories[which].rows
-            table = array("Q", [self._own.address(i, at) for i, at in rows])
-            return self._hold(table) if rows else self._own.address(which)
-        if which == "kernel":
-            return ctypes.cast(kernel_of(whose.program), ctypes.c_void_p).value or 0
-        if which == "sizes":
-            return self._hold(array("q", whose.sizes))
-        if which == "rows":
-            return self._hold(rows_of(whose.rows))
-        return self._hold(self._addresses(whose)) if which == "lists" else 0
+    def _pointer(self, owner: Any, kind: Any, memories: Sequence[VectorMemory]) -> int:
+        """Return an entry of the table of pointers; 0 if it is filled in later.
+
+        Args:
+            owner: "memory" for the address of a memory, otherwise a launch.
+            kind: The index of the memory, or which pointer of the launch is meant.
+            memories: The memories of the step.
+        """
+        if owner == "memory":
+            rows = memories[kind].rows
+            if not rows:
+                return self._own.address(kind)
+            return self._hold(array("Q", [self._own.address(m, start) for m, start in rows]))
+        if kind == "kernel":
+            return ctypes.cast(kernel_of(owner.program), ctypes.c_void_p).value or 0
+        if kind == "sizes":
+            return self._hold(array("q", owner.sizes))
+        if kind == "rows":
+            return self._hold(rows_of(owner.rows))
+        return self._hold(self._addresses(owner)) if kind == "lists" else 0
 
     def _hold(self, table: array[Any]) -> int:
+        """Keep an array alive, and return its address."""
         self._alive.append(table)
         return table.buffer_info()[0]
 
     def _addresses(self, launch: Relaunch) -> array[int]:
-        """The addresses of the lists of a launch, those of gradients to be filled in."""
+        """Return the addresses of a launch's lists of addresses; gradients are filled in later."""
         lists = array("Q", [0] * len(launch.buffers))
         for i, buffer in enumerate(launch.buffers):
             if isinstance(buffer, Buffer):
                 lists[i] = buffer.addresses.buffer_info()[0]
             else:
-                self._lists.append((lists, i, buffer))
+                self._gradient_slots.append((lists, i, buffer))
         return lists
 
     def _share(self) -> None:
-        """Share the tensors of launches among torch's threads, as many as they are now."""
+        """Set the numbers of threads of launches by the current number of PyTorch's threads.
+
+        Each thread of a launch that measures statistics gets its own memory for them.
+        """
         self._threads = torch.get_num_threads()
-        for i, launch in self._counts:
-            self._d[i] = threads_for(launch.sizes)
-        self._found = [array("d", [0.0] * x.width * threads_for(x.sizes)) for _, x in self._sums]
-        for (i, _), found in zip(self._sums, self._found, strict=True):
-            self._p[i] = found.buffer_info()[0]
+        for i, launch in self._thread_counts:
+            self._integers[i] = threads_for(launch.sizes)
+        self._partial_sums: list[array[float]] = []
+        for i, launch in self._statistics:
+            sums = array("d", [0.0] * launch.width * threads_for(launch.sizes))
+            self._partial_sums.append(sums)
+            self._pointers[i] = sums.buffer_info()[0]

@@ -1,4 +1,10 @@
-"""Regions: where the tensors of a graph lie, each in a region of a memory, which its form tells."""
+"""Regions: where the tensors of a step graph are in memory.
+
+`GraphRegions` is the part of `Lowering` that deals with memory. It gives each tensor in the graph
+a region: a dtype, a shape and strides over a memory. A memory is a tensor from before the step, a
+tensor that is new in every step, or memory that belongs to the compiled step. A view is another
+region of the memory of its source, so compiled segments need no operation for a view.
+"""
 
 from __future__ import annotations
 
@@ -19,81 +25,93 @@ from torchzero_clip.engines.compiled.printers.vectors import (
     VectorMemory,
     VectorOperand,
 )
-from torchzero_clip.engines.compiled.replay.pruning import views, writes
+from torchzero_clip.engines.compiled.replay.pruning import may_alias, writes
 
 
-class Lacking(Exception):
-    """Raised where the table has no operator for a call; it says what is odd about the call."""
+class Unsupported(Exception):
+    """Raised if a node cannot be lowered, so that it stays a call of PyTorch.
+
+    Its message is what is unusual about the call, such as " of 32768 entries", or empty.
+    """
 
 
 class GraphRegions:
-    """The memories of a graph, and where in them its nodes lie.
+    """The memories of a step graph, and the region of each node.
 
     Args:
-        graph, leaves: The graph, and what its inputs are.
-        changing: Those of them that are others in every step.
-        home: The device whose memory it is.
+        graph: The step graph.
+        leaves: The inputs that the graph was recorded with.
+        changing: The inputs that are new tensors in every step.
+        device: The device of the step. Tensors on other devices have no region.
 
     Attributes:
-        sequence: Segments of nodes of the table, and between them calls that stay torch's.
-        regions: Where the nodes of the graph lie.
-        leaves: What the inputs of the graph are.
-        changing: For each input that is another one in every step, which of those it is.
-        sources: The nodes whose tensors memories are that are others in every step.
+        sequence: The lowered step: segments, and between them the nodes that stay calls of PyTorch.
+        memories: The memories. Regions refer to a memory by its index.
+        regions: The region of each node that has one.
+        leaves: The value of each input node.
+        changing: For each input node that is new in every step, its index in `changing`.
+        sources: For each memory, the node whose tensor has this memory.
     """
 
     def __init__(
-        self, graph: Graph, leaves: Sequence[Any], changing: Sequence[Tensor], home: torch.device
+        self, graph: Graph, leaves: Sequence[Any], changing: Sequence[Tensor], device: torch.device
     ) -> None:
-        self.home, self.memories = home, list[VectorMemory]()
+        self.device = device
+        self.memories = list[VectorMemory]()
         self.sequence: list[Segment | GraphNode] = []
         self.regions: dict[GraphNode, Region] = {}
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         self.leaves: dict[GraphNode, Any] = dict(zip(inputs, leaves, strict=True))
         which = {id(t): i for i, t in enumerate(changing)}
         self.changing = {x: which[id(t)] for x, t in self.leaves.items() if id(t) in which}
-        self._roots: dict[GraphNode, int] = {}  # the memory of a node that is no view
         self.sources = dict[int, GraphNode]()
-        self._known: dict[Any, int] = {}  # memory by the storage, or by its rows
+        self._roots: dict[GraphNode, int] = {}  # the memory of each node that is not a view
+        self._known: dict[Any, int] = {}  # memories by storage, rows or node
 
     def _memory(self, key: Any, memory: VectorMemory) -> int:
-        """The number of a memory, a new one for a key that is not known."""
+        """Return the index of the memory that has this key; add `memory` for a new key."""
         if key not in self._known:
             self._known[key] = len(self.memories)
             self.memories.append(memory)
         return self._known[key]
 
     def _leaf(self, node: GraphNode) -> None:
+        """Give an input its region."""
         t = self.leaves[node]
-        if not isinstance(t, Tensor) or t.dtype not in DTYPES or t.device != self.home:
+        if not isinstance(t, Tensor) or t.dtype not in DTYPES or t.device != self.device:
             return
         if node in self.changing:
             if t.is_contiguous():
                 self._root(node, VectorMemory(t.dtype, changes=True), int(t.storage_offset()))
             return
-        key = max(storages([t]), default=0) or id(t)  # of nothing, which is nowhere
+        storage = max(storages([t]), default=0) or id(t)  # an empty tensor has no storage
         memory = VectorMemory(t.dtype, t, start=int(t.storage_offset()))
-        self._root(node, memory, 0, ("storage", key))
+        self._root(node, memory, 0, ("storage", storage))
 
     def _root(self, node: GraphNode, memory: VectorMemory, offset: int, key: Any = None) -> None:
-        """Have a node lie in a memory, `offset` entries behind where its form says."""
-        at = self._memory(key or node, memory)
-        self.sources.setdefault(at, node)
-        if self.memories[at].dtype == memory.dtype:
-            self._roots[node], self.regions[node] = at, _region(node, at, offset)
+        """Give a node a region in a memory that begins at this storage offset of the node."""
+        m = self._memory(key or node, memory)
+        self.sources.setdefault(m, node)
+        if self.memories[m].dtype == memory.dtype:
+            self._roots[node] = m
+            self.regions[node] = _region(node, m, offset)
 
     def _view(self, node: GraphNode) -> bool:
-        """Whether a node is a view, or one of several results, whose region its form tells."""
+        """Give a view its region, if the node is a view; return whether it is.
+
+        An item of a list that one call has returned counts as a view as well. A view of a tensor
+        without region stays a call of PyTorch.
+        """
         if node in self._roots:
             if self.memories[self._roots[node]].changes:
                 self.sequence.append(node)
             return True
         operator = node.meta.get("operator")
-        again = operator is None or torch.Tag.inplace_view in operator.tags  # in another form
-        if not views(node) or (writes(node) and not again):
+        changes_form = operator is None or torch.Tag.inplace_view in operator.tags
+        if not may_alias(node) or (writes(node) and not changes_form):
             return False
         root = node.all_input_nodes[0]
-        while root not in self._roots and root.all_input_nodes and views(root):
+        while root not in self._roots and root.all_input_nodes and may_alias(root):
             root = root.all_input_nodes[0]
         if root not in self._roots:
             self.sequence.append(node)
@@ -105,42 +123,48 @@ class GraphRegions:
         return True
 
     def _fresh(self, node: GraphNode) -> Region:
-        """A region in new memory for what a node makes."""
+        """Return a region in new memory for the result of a node."""
         dtype, device, shape, strides, _ = node.meta.get("form", (None, None, (), (), 0))
-        if dtype not in DTYPES or device != self.home:
-            raise Lacking
+        if dtype not in DTYPES or device != self.device:
+            raise Unsupported
         size = 1 + sum([(n - 1) * step for n, step in zip(shape, strides, strict=True)])
         self._root(node, VectorMemory(dtype, size=0 if 0 in shape else size), 0)
         return self.regions[node]
 
     def _region(self, x: Any) -> Region:
-        """Where an operand lies that is a tensor."""
+        """Return the region of a tensor operand."""
         if not isinstance(x, GraphNode) or x not in self.regions:
-            raise Lacking
+            raise Unsupported
         return self.regions[x]
 
     def _operand(self, x: Any) -> VectorOperand:
-        """An operand as a node takes it."""
+        """Return an operand of a vector node: a number, or the region of a tensor."""
         return x if isinstance(x, (bool, int, float)) else self._region(x)
 
     # ------------------------------------------------------------------ lists
 
     def _side_by_side(self, lists: Sequence[Sequence[Any]]) -> list[tuple[Any, list[Any]]]:
-        """Lists of operands, those in a row that are alike as one operand with another dim.
+        """Merge similar operands of neighbors in lists, so that one node serves many tensors.
 
-        Each comes with the first of them. The first list is what is written.
+        Args:
+            lists: The operands, a list for each argument. The first list is written.
+
+        Returns:
+            A pair for each node: the operands of its first tensor, and the merged operands. Merged
+            regions have an additional first dim.
         """
-        found: list[tuple[Any, list[Any]]] = []
+        merged: list[tuple[Any, list[Any]]] = []
         columns = zip(*lists, strict=True)
-        for _, run in itertools.groupby(columns, lambda column: list(map(self._kind, column))):
-            some = list(run)
-            rows = [self._row(row, some[0][0].shape) for row in zip(*some, strict=True)]
-            found.append((some[0], rows))
-        return found
+        for _, similar in itertools.groupby(columns, lambda column: list(map(self._kind, column))):
+            group = list(similar)
+            shape = group[0][0].shape
+            merged.append((group[0], [self._row(row, shape) for row in zip(*group, strict=True)]))
+        return merged
 
     def _kind(self, x: VectorOperand) -> Any:
-        """What operands have in common that are alike: of numbers, and of memory that is another
-        one in every step, all.
+        """Return what operands must have in common to be merged.
+
+        Numbers, and regions of memory that is new in every step, are merged only if they are equal.
         """
         if not isinstance(x, Region):
             return repr(x)
@@ -148,11 +172,12 @@ class GraphRegions:
         return x.dtype, x.shape, x.strides, x if changes else None
 
     def _row(self, row: Sequence[VectorOperand], shape: Sequence[int]) -> VectorOperand:
-        """Regions that are alike as one, each for this shape: another dim stands before it."""
+        """Merge similar operands, each broadcast to this shape, into one with another first dim."""
         regions = [x.expanded(shape) for x in row if isinstance(x, Region)]
         if len(regions) < 2:
             return regions[0] if regions else row[0]
-        first, shape = regions[0], (len(row), *shape)
+        first = regions[0]
+        shape = (len(row), *shape)
         steps = {b.start - a.start for a, b in itertools.pairwise(regions)}
         if len({x.memory for x in regions}) == 1 and len(steps) == 1 and min(steps) >= 0:
             return first._replace(shape=shape, strides=(*steps, *first.strides))
@@ -162,5 +187,6 @@ class GraphRegions:
 
 
 def _region(node: GraphNode, memory: int, offset: int) -> Region:
+    """Return the region of a node in a memory that begins at this storage offset."""
     dtype, _, shape, strides, start = node.meta["form"]
     return Region(memory, dtype, tuple(shape), tuple(strides), start - offset)

@@ -1,8 +1,10 @@
-"""Replays: a step that is like one before is done again from its graph, without a link or a list.
+"""Replays: decide for each step whether to replay the recorded step, to record, or to run it.
 
-What the graph takes for granted is looked at before: which parameters have gradients, the kinds of
-live values, the answers of functions of a user, and the identity, address and form of all tensors
-of state. Another step runs anew, and is recorded where a second one like it comes.
+`Compiled.step` passes every step to `Replays.step`. If a step has been recorded and its conditions
+hold for the new step, the recording is replayed without links or lists. A replay consists of native
+calls, or of a Python function if the step cannot be compiled. Otherwise the new step runs through
+the links as usual. If it is like the step before it, it is recorded first and then replayed at
+once. `Replays.says` returns the lines about replays that `explain()` prints.
 """
 
 from __future__ import annotations
@@ -26,42 +28,47 @@ from torchzero_clip.core.sharding.layout import aligned_grads, local, locals_of
 from torchzero_clip.core.step import Groups, Step
 from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.printers.backends import on_cpu, on_gpu
+from torchzero_clip.engines.compiled.replay.compiled_step import CompiledStep
 from torchzero_clip.engines.compiled.replay.conditions import OURS, Conditions, impure, subclassed
 from torchzero_clip.engines.compiled.replay.device_step import DeviceStep
 from torchzero_clip.engines.compiled.replay.inputs import Later, LiveValues, StepInputs, StepNotes
 from torchzero_clip.engines.compiled.replay.native_step import NativeStep
 from torchzero_clip.engines.compiled.replay.step_recorder import Refused, python
-from torchzero_clip.engines.compiled.replay.steps import CompiledStep
 
 if TYPE_CHECKING:
     from torchzero_clip.engines.compiled.replay.captures import StepCapture
     from torchzero_clip.engines.compiled.replay.step_recorder import StepRecorder
 
-SELDOM = 1000  # steps alike before what could not be recorded is tried again
-OFTEN = 16  # replays that make up for a recording
+LONGEST_WAIT = 1000  # similar steps in a row that are required before another recording, at most
+REPLAYS_WORTH_A_RECORDING = 16
 NEXT_TWO = (
     "The two steps after {} run without replay, so that this run and one that resumes from its "
     "checkpoint are bitwise identical: if step time matters, do not call it in every step."
 )
 LIKE = "parameters with a gradient", "kinds of live values", "kind of the loss", "measurements"
-"""What two steps must have in common: see `Replays.step`."""
+"""The parts of a step's signature, which two similar steps have in common."""
 
 
 StartRecording: TypeAlias = "Callable[[Sequence[Tensor]], AbstractContextManager[StepRecorder]]"
-"""It has a step with these gradients written down."""
+"""A function that starts the recording of a step with these gradients."""
 
 
 class Replays:
-    """The graph of an optimizer's steps.
+    """The recorded step of an optimizer, and the decision when to record and to replay.
+
+    Steps are similar if they have the same signature: the same parameters have gradients, and the
+    kinds of hyperparameters, loss and measurements are the same. The second of two similar steps is
+    recorded. If a recording turns out useless, more similar steps in a row are required before the
+    next recording, up to `LONGEST_WAIT`.
 
     Args:
         links: The chain.
-        backend: What compiles steps: see `Runner`.
-        capture: What captures steps, where that is wanted.
-        forgotten: What was called that has dropped the recorded step before, if anything was.
+        backend: The way programs run: see `Runner.backend`.
+        capture: Captures replayed steps in a CUDA graph, if the user asked for that.
+        forgotten: The call that has dropped the recorded step before, such as "state_dict()".
 
     Attributes:
-        count: How often the graph was replayed.
+        count: How often the recorded step was replayed.
         why: The reason why the last steps were not replayed, if one is known.
     """
 
@@ -72,203 +79,259 @@ class Replays:
         capture: StepCapture | None = None,
         forgotten: str = "",
     ) -> None:
+        self._links = links
+        self._backend = backend
+        self._capture = capture
         self._forgotten = forgotten
-        self.count, self._links, self._backend, self._capture = 0, links, backend, capture
-        self._never = impure(links)
-        self.why = "; ".join(self._never) or None
+        self._impure = impure(links)
+        self.count = 0
+        self.why = "; ".join(self._impure) or None
         self._live = LiveValues([])
-        self._like: tuple[Any, ...] = ()  # its cohorts, and the kinds of its values
-        self._alike, self._wait = 0, 1  # steps that were like it, and how many it takes
-        self._replay: RecordedStep | None = None
-        self._rests = False  # whether the last step was another one among many replays
+        self._signature: tuple[Any, ...] = ()  # of the last step that was not replayed
+        self._similar = 0  # how many steps with this signature came in a row, the first not counted
+        self._required = 1  # how many of them are required before a recording
+        self._recorded: RecordedStep | None = None
+        self._is_exception = False  # whether the last step alone ran without replay
 
     def step(self, step: Step, through: Through, recording: StartRecording) -> Records:
-        """Do a step again, or anew; returns what the links measured."""
-        if step.kind is None:
+        """Replay, record, or run a step; return what the links measured.
+
+        Args:
+            step: The step, which has not begun.
+            through: Runs a step through the links.
+            recording: Starts the recording of a step.
+        """
+        if step.kind is None or self._impure:
             return through(step)
-        loss, firsts = step.loss, [p for group in step.groups for p in group["params"][:1]]
-        loss = loss if isinstance(loss, Tensor) else None
-        if loss is not None and loss.is_cpu and any([p.is_cuda for p in firsts]):
-            step.loss, loss = float(loss), None  # sent with the rates: a copy would wait
-        flat = [*itertools.chain(*step.live[1]), step.loss if loss is None else None]
-        if not self._live.same(flat):
-            self._live = LiveValues(flat)
-        if self._never or self._live.kinds is None:
-            self.why = self.why if self._never else self._live.odd(list(step.live[0]))
+        loss = self._loss_tensor(step)
+        values = [*itertools.chain(*step.live[1]), step.loss if loss is None else None]
+        if not self._live.same(values):
+            self._live = LiveValues(values)
+        if self._live.kinds is None:
+            self.why = self._live.odd(list(step.live[0]))
             return through(step)
         kinds = self._live.kinds, loss is not None and (loss.dtype, loss.device), step.kind
-        if (replay := self._replay) is not None:
-            grads = replay.holds(step, kinds)
-            if grads is not None and replay.notes.same(step.groups, counted=True):
-                self.count, self._rests = self.count + 1, False
-                return replay(step, grads, self._live.numbers)
-            self._rests = grads is not None and not self._rests
-            if not self._rests:
-                self._replay = None
-                self._wait = 1 if self.count >= OFTEN else min(2 * self._wait, SELDOM)
-        if self._due(step, kinds, broken=replay is not self._replay):
-            made = self._record(step, through, recording)
-            if self._capture is not None and (made is None or made.native is None):
+        dropped = False
+        recorded = self._recorded
+        if recorded is not None:
+            grads = recorded.match(step, kinds)
+            if grads is not None and recorded.notes.answers_match(step.groups, about_counts=True):
+                self.count += 1
+                self._is_exception = False
+                return recorded(step, grads, self._live.numbers)
+            # if only an answer about a count differs, the next step may be replayed again
+            self._is_exception = grads is not None and not self._is_exception
+            dropped = not self._is_exception
+            if dropped:
+                self._drop()
+        if self._should_record(step, kinds, dropped):
+            recorded = self._record(step, through, recording)
+            if self._capture is not None and (recorded is None or recorded.compiled is None):
                 raise RuntimeError(
                     "captured: a step of this chain cannot be captured: "
                     f"{self.why or 'it is too long'}; leave captured(...) out"
                 )
-            if made is not None and (grads := made.holds(step, kinds)) is not None:
-                self._replay = made
-                return made(step, grads, self._live.numbers)
-        given = self._live.given(step, self._live.tensors(self._gpu(step)))
-        records: Records = with_tensors(through(step.again(*given)), lambda t: t, step.groups)
+            if recorded is not None and (grads := recorded.match(step, kinds)) is not None:
+                self._recorded = recorded
+                return recorded(step, grads, self._live.numbers)
+        # hyperparameters are tensors, as in a recorded step, so that both give the same results
+        arguments = self._live.substituted(step, self._live.tensors(self._gpu(step)))
+        records: Records = mapped(through(step.again(*arguments)), lambda t: t, step.groups)
         return records
 
-    def _due(self, step: Step, kinds: tuple[Any, ...], broken: bool) -> bool:
-        """Whether a step is to be written down; what it is like is noted."""
+    def _loss_tensor(self, step: Step) -> Tensor | None:
+        """Return the loss of a step if it is a tensor on the device of the parameters.
+
+        A CPU tensor becomes a number if parameters are on a GPU. It is sent there with the
+        hyperparameters, because a copy of its own would synchronize.
+        """
+        loss = step.loss
+        if not isinstance(loss, Tensor):
+            return None
+        first_params = [p for group in step.groups for p in group["params"][:1]]
+        if loss.is_cpu and any([p.is_cuda for p in first_params]):
+            step.loss = float(loss)
+            return None
+        return loss
+
+    def _drop(self) -> None:
+        """Drop the recorded step; if it was replayed too seldom, record the next one later."""
+        self._recorded = None
+        worth_it = self.count >= REPLAYS_WORTH_A_RECORDING
+        self._required = 1 if worth_it else min(2 * self._required, LONGEST_WAIT)
+
+    def _should_record(self, step: Step, kinds: tuple[Any, ...], dropped: bool) -> bool:
+        """Return whether to record a step, and remember its signature.
+
+        `dropped` is whether this step has dropped the recorded step.
+        """
         grads = [aligned_grads(group["params"], step.place) for group in step.groups]
-        cohorts, before = [cohort for cohort, _ in step.roster.of(step.groups, grads)], self._like
-        self._like = (cohorts, *kinds)
-        alike = self._like == before and not broken
-        self._alike = self._alike + 1 if alike else 0
-        if before and not alike:
-            self.why = unlike(self._like, before)
-        if not cohorts or self._rests or self._alike < self._wait:
+        cohorts = [cohort for cohort, _ in step.roster.of(step.groups, grads)]
+        before = self._signature
+        self._signature = (cohorts, *kinds)
+        if self._signature == before and not dropped:
+            self._similar += 1
+        else:
+            self._similar = 0
+            if before:
+                self.why = difference(self._signature, before)
+        if not cohorts or self._is_exception or self._similar < self._required:
             return False
         if why := subclassed(cohorts, step.states or {}, step.place):
             self.why = why
         return not why
 
     def says(self, besides: Sequence[str]) -> list[str]:
-        """The way steps are done now, as far as it is known: see `Engine.says`."""
-        if never := [*besides, *self._never]:
+        """Return lines that explain whether steps are replayed: see `Engine.says`."""
+        if never := [*besides, *self._impure]:
             return ["No step will be replayed:", *[f"- {why}." for why in never]]
-        if self._replay is None:
+        if self._recorded is None:
             if self.why:
                 return [f"The last step was done anew: {self.why}."]
             if self._forgotten:
                 return [NEXT_TWO.format(self._forgotten)]
             return ["Nothing in the chain keeps its steps from being replayed."]
-        done, native = f"Steps are replayed, {self.count} so far.", self._replay.native
-        if native is None or not native.calls:
-            return [done]
-        calls = "one native call" if native.calls == 1 else f"{native.calls} native calls"
-        if not native.lacking:
-            return [done, f"A step is {calls}."]
-        counts = Counter(native.lacking).items()
+        lines = [f"Steps are replayed, {self.count} so far."]
+        compiled = self._recorded.compiled
+        if compiled is None or not compiled.calls:
+            return lines
+        calls = "one native call" if compiled.calls == 1 else f"{compiled.calls} native calls"
+        if not compiled.torch_calls:
+            return [*lines, f"A step is {calls}."]
+        counts = Counter(compiled.torch_calls).items()
         names = ", ".join([name if n == 1 else f"{name} ({n} times)" for name, n in counts])
-        return [done, f"A step is {calls}; torch does between them: {names}."]
+        return [*lines, f"A step is {calls}; torch does between them: {names}."]
 
     def _gpu(self, step: Step) -> Tensor | None:
-        """A parameter, where all are on one GPU: numbers of steps are there then as well."""
+        """Return a parameter if all are on one GPU: hyperparameters are sent there as well."""
         params = [p for group in step.groups for p in group["params"]]
-        one = len({p.device for p in params}) == 1 and bool(self._live.numbers)
-        return local(params[0]) if one and on_gpu(params[0].device, self._backend) else None
+        one_device = len({p.device for p in params}) == 1
+        if self._live.numbers and one_device and on_gpu(params[0].device, self._backend):
+            return local(params[0])
+        return None
 
     def _record(
         self, step: Step, through: Through, recording: StartRecording
     ) -> RecordedStep | None:
-        """Write down a step, which does not happen yet; None where it cannot be done again."""
-        cohorts, *kinds = self._like
-        self.count, again = 0, self._wait
-        self._alike, self._wait = 0, min(2 * self._wait, SELDOM)  # unless it can be replayed
+        """Record a step without running it; return None if it cannot be replayed."""
+        cohorts, *kinds = self._signature
+        required = self._required  # restored if the step can be replayed
+        self.count = 0
+        self._similar = 0
+        self._required = min(2 * self._required, LONGEST_WAIT)
         conditions = Conditions(cohorts, step.groups, step.states or {}, step.place)
-        found = [step.place.of(p) for cohort in cohorts for p in cohort.originals]
-        grads = locals_of([grad for grad in found if grad is not None])
+        every_grad = [step.place.of(p) for cohort in cohorts for p in cohort.originals]
+        grads = locals_of([grad for grad in every_grad if grad is not None])
         like = self._gpu(step)
         vector = None if like is None else self._live.vector(like)
         live = self._live.tensors() if vector is None else list(vector.unbind())
-        changing, measured = [*grads], list[Tensor]()
-        changing += [step.loss] if isinstance(step.loss, Tensor) else []
+        changing = [*grads, step.loss] if isinstance(step.loss, Tensor) else [*grads]
+        measured = list[Tensor]()
         try:
             if self._capture is not None and len({g.device for g in grads}) > 1:
                 raise Later("its parameters are on several devices")
             with recording(grads) as recorder:
                 notes = StepNotes(recorder)
-                records = through(step.again(*self._live.given(step, live), notes))
-                with_tensors(records, measured.append, ())
+                records = through(step.again(*self._live.substituted(step, live), notes))
+                mapped(records, measured.append, ())  # collects their tensors in order
                 measured = recorder.end(measured, live)
             function = python(recorder.graph)
             notes.close()
-            known = [*changing, *live, *_fields(self._links), *step.roster.vectors, *recorder.made]
-            conditions.know(recorder.leaves, known)
+            known = [*changing, *live, *_fields(self._links), *step.roster.vectors]
+            conditions.check_inputs(recorder.leaves, [*known, *recorder.created])
             if recorder.takes_gradients:
                 conditions.keep_layout()
-        except Exception as error:  # a step that fails says so itself when it is done
-            self.why = told(error)
-            self._wait = again if isinstance(error, Later) else SELDOM
+        except Exception as error:  # an error of the step itself is raised again when it runs
+            self.why = reason(error)
+            self._required = required if isinstance(error, Later) else LONGEST_WAIT
             return None
-        conditions.leave_out([count.key for count in notes.counts])
-        native = self._compiled(recorder, changing)
+        conditions.ignore([count.key for count in notes.counts])
+        compiled = self._compiled(recorder, changing)
         counts = [len(cohort.originals) for cohort in cohorts]
-        given = recorder.leaves, changing, live, self._live.numbers, counts, recorder.gradients
-        inputs, each = StepInputs(*given, vector), iter(measured)
+        numbers = self._live.numbers
+        inputs = StepInputs(
+            recorder.leaves, changing, live, numbers, counts, recorder.gradients, vector
+        )
         inputs.leave()
-        records = with_tensors(records, lambda _: next(each), step.groups)
-        self.why, self._wait = None, again
+        memory = iter(measured)
+        records = mapped(records, lambda _: next(memory), step.groups)
+        self.why = None
+        self._required = required
         self._forgotten = ""
-        return RecordedStep(conditions, notes, tuple(kinds), function, native, inputs, records)
+        return RecordedStep(conditions, notes, tuple(kinds), function, compiled, inputs, records)
 
     def _compiled(self, recorder: StepRecorder, changing: Sequence[Tensor]) -> CompiledStep | None:
-        """A step that was written down as native calls; None where its graph is a function."""
+        """Compile a recorded step; return None if it can only run as a Python function."""
         for kind, runs in ((DeviceStep, on_gpu), (NativeStep, on_cpu)):
             if runs(changing[0].device, self._backend):
-                made = kind(recorder.graph, recorder.leaves, changing, recorder.gradients)
-                made.capture = self._capture
-                return made if made.calls else None
+                compiled = kind(recorder.graph, recorder.leaves, changing, recorder.gradients)
+                compiled.capture = self._capture
+                return compiled if compiled.calls else None
         return None
 
 
 @dataclass(eq=False)
 class RecordedStep:
-    """A step that can be done again.
+    """A recorded step, which can be replayed.
 
     Attributes:
-        conditions, notes: What must be as it was, and what was asked on the host.
-        kinds: Those of the live values and of the loss.
-        function: The step as a function of its leaves.
-        native: It as native calls, where it is compiled.
-        inputs: What stands for each leaf.
-        records: What the links measured, in memory that every step writes.
+        conditions: The tensors and values that must be unchanged for a replay.
+        notes: The questions that the step has asked on the host.
+        kinds: The kinds of the hyperparameters, the loss and the measurements.
+        function: The step graph as a Python function of its inputs.
+        compiled: The step as native calls, if it was compiled.
+        inputs: The inputs of the step graph.
+        records: The measurements of the links, in memory that every replay writes.
     """
 
     conditions: Conditions
     notes: StepNotes
     kinds: tuple[Any, ...]
     function: Callable[..., Any]
-    native: CompiledStep | None
+    compiled: CompiledStep | None
     inputs: StepInputs
     records: Records
 
-    def holds(self, step: Step, kinds: Any) -> list[Buffer] | None:
-        """The gradients where all is as it was when the step was written down; otherwise None."""
+    def match(self, step: Step, kinds: Any) -> list[Buffer] | None:
+        """Return the gradients of a step if all conditions for a replay hold, otherwise None.
+
+        Answers about counts of steps are not compared here.
+        """
         if kinds != self.kinds:
             return None
-        grads = self.conditions.hold(step.groups, step.states or {})
-        return grads if grads and self.notes.same(step.groups, counted=False) else None
+        grads = self.conditions.check(step.groups, step.states or {})
+        if grads and self.notes.answers_match(step.groups, about_counts=False):
+            return grads
+        return None
 
     def __call__(self, step: Step, grads: Sequence[Buffer], numbers: Sequence[float]) -> Records:
+        """Replay the recorded step with the gradients, hyperparameters and loss of another one."""
         self.notes.count_on(step.groups)
         changing = self.inputs.enter(grads, numbers, step.loss)
         try:
             count = sum([len(buffer.tensors) for buffer in grads])
-            if self.native is None or not self.native(changing, count):
+            if self.compiled is None or not self.compiled(changing, count):
                 self.function(*self.inputs.leaves(changing))
         finally:
             self.inputs.leave()
-        return dict(self.records)  # another one: whoever looks at each step tells them apart
+        return dict(self.records)  # a new dict, so that a recorder can tell two steps apart
 
 
-# ---------------------------------------------------------------------- what may be replayed
+# ---------------------------------------------------------------------- why a step is not replayed
 
 
-def unlike(step: Sequence[Any], before: Sequence[Any]) -> str:
-    """What is another than in the step before."""
-    changed = [what for what, x, y in zip(LIKE, step, before, strict=True) if x != y]
+def difference(signature: Sequence[Any], before: Sequence[Any]) -> str:
+    """Return the message about how the signature of a step differs from the step before."""
+    changed = [part for part, x, y in zip(LIKE, signature, before, strict=True) if x != y]
     if not changed:
         return "a tensor or number of state, groups or gradients was replaced: write it in place"
     return f"{' and '.join(changed)} differ from the step before: have the same in each"
 
 
-def told(error: Exception) -> str:
-    """The reason why a step could not be written down, and the line of a rule that it is about."""
-    why, place = str(error), ""
+def reason(error: Exception) -> str:
+    """Return why a step could not be recorded, with the line of the rule that caused it."""
+    why = str(error)
+    place = ""
     if not isinstance(error, (Refused, Later)):
         why = f"{type(error).__name__}: {shorten(why, 120)}; a pure rule works without values"
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -278,24 +341,27 @@ def told(error: Exception) -> str:
     return why + place
 
 
-# ---------------------------------------------------------------------- what a step is made of
-
-
 def _fields(links: Sequence[Link]) -> list[Tensor]:
-    """The tensors among the fields of the transforms."""
-    inside = [one for link in links for one in link.transform.walk()]
-    return [x for one in inside for x in vars(one).values() if isinstance(x, Tensor)]
+    """Return the tensors among the fields of the transforms, which cannot be replaced."""
+    transforms = [transform for link in links for transform in link.transform.walk()]
+    return [
+        x for transform in transforms for x in vars(transform).values() if isinstance(x, Tensor)
+    ]
 
 
 # ---------------------------------------------------------------------- what links measured
 
 
-def with_tensors(x: Any, other: Callable[[Tensor], Any], groups: Groups) -> Any:
-    """The same records with `other` of each tensor, called in order, and of these groups."""
+def mapped(x: Any, function: Callable[[Tensor], Any], groups: Groups) -> Any:
+    """Return a copy of records with every tensor t replaced by function(t), and with these groups.
+
+    The tensors are replaced in order.
+    """
     if isinstance(x, dict):
-        return {name: with_tensors(value, other, groups) for name, value in x.items()}
+        return {name: mapped(value, function, groups) for name, value in x.items()}
     if isinstance(x, UnitRecord):
-        vectors = [x.norm], x.limits, x.ratios
-        rows = [[with_tensors(one, other, groups) for one in row] for row in vectors]
-        return UnitRecord(rows[0][0], rows[1], rows[2], x.division, groups)
-    return other(x) if isinstance(x, Tensor) else x
+        norm = mapped(x.norm, function, groups)
+        limits = [mapped(limit, function, groups) for limit in x.limits]
+        ratios = [mapped(ratio, function, groups) for ratio in x.ratios]
+        return UnitRecord(norm, limits, ratios, x.division, groups)
+    return function(x) if isinstance(x, Tensor) else x

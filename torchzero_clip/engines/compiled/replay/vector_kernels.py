@@ -1,6 +1,8 @@
-"""Turns: vectors in as few kernels as can be, in turn with the launches between them.
+"""Vector kernels: order the nodes of a segment so that vector nodes need few kernels.
 
-A vector waits for the launch whose numbers it takes, and others wait with it.
+A segment runs in stages. A stage is one launch of a list program, or one kernel that runs several
+vector nodes. `stages` receives the nodes of a segment, and moves vector nodes between launches so
+that they share kernels. `CompiledStep` compiles the stages in the order that `stages` returns.
 """
 
 from __future__ import annotations
@@ -18,54 +20,60 @@ from torchzero_clip.engines.compiled.printers.vectors import (
 )
 
 
-def turns(nodes: Segment, memories: Sequence[VectorMemory]) -> list[Segment]:
-    """Nodes in as few kernels as can be, in turn with the launches, each of which is alone.
+def stages(nodes: Segment, memories: Sequence[VectorMemory]) -> list[Segment]:
+    """Return the nodes of a segment in stages: single launches, and vector nodes between them.
 
-    Gap k lies before launch k. A node may go to any gap from the first that has what it reads to
-    the last before somebody needs it.
+    Gap k is the place before launch k. A vector node may run in every gap from the first one after
+    the nodes that it depends on to the last one before a node that depends on it. A kernel is
+    placed only in a gap that is the last one for some node; it runs all nodes that may run there.
     """
-    marks = [_marks(node, memories) for node in nodes]
+    memory_uses = [_memory_uses(node, memories) for node in nodes]
     launches = [node for node in nodes if isinstance(node, Launched)]
-    first, back = _gaps(nodes, marks), _gaps(nodes[::-1], marks[::-1])
-    last = [len(launches) - gap for gap in reversed(back)]
-    left = [i for i, node in enumerate(nodes) if isinstance(node, VectorNode)]
-    found: list[Segment] = []
+    first = _first_gaps(nodes, memory_uses)
+    backwards = _first_gaps(nodes[::-1], memory_uses[::-1])
+    last = [len(launches) - gap for gap in reversed(backwards)]
+    waiting = [i for i, node in enumerate(nodes) if isinstance(node, VectorNode)]
+    ordered: list[Segment] = []
     for gap in range(len(launches) + 1):
-        if any([last[i] == gap for i in left]):
-            found.append([nodes[i] for i in left if first[i] <= gap])
-            left = [i for i in left if first[i] > gap]
-        found += [[node] for node in launches[gap : gap + 1]]
-    return found
+        if any([last[i] == gap for i in waiting]):
+            ordered.append([nodes[i] for i in waiting if first[i] <= gap])
+            waiting = [i for i in waiting if first[i] > gap]
+        ordered += [[node] for node in launches[gap : gap + 1]]
+    return ordered
 
 
-def _gaps(nodes: Segment, marks: Sequence[tuple[set[int], set[int]]]) -> list[int]:
-    """The first gap that each node may go to."""
-    wrote, read, found, launches = dict[int, int](), dict[int, int](), list[int](), 0
-    for node, (reads, writes) in zip(nodes, marks, strict=True):
-        after = [wrote.get(m, 0) for m in reads | writes] + [read.get(m, 0) for m in writes]
+def _first_gaps(nodes: Segment, memory_uses: Sequence[tuple[set[int], set[int]]]) -> list[int]:
+    """Return the first gap in which each node may run, after the nodes that it depends on."""
+    written_in = dict[int, int]()  # by memory, the last gap in which it is written
+    read_in = dict[int, int]()
+    gaps = list[int]()
+    launches = 0
+    for node, (reads, writes) in zip(nodes, memory_uses, strict=True):
+        after = [written_in.get(m, 0) for m in reads | writes] + [read_in.get(m, 0) for m in writes]
         gap = max(after, default=0)
-        found.append(gap)
+        gaps.append(gap)
         if isinstance(node, Launched):
             launches += 1
-            gap = launches  # what follows it
+            gap = launches  # nodes that depend on the launch run after it
         for m in reads:
-            read[m] = max(read.get(m, 0), gap)
+            read_in[m] = max(read_in.get(m, 0), gap)
         for m in writes:
-            wrote[m] = max(wrote.get(m, 0), gap)
-    return found
+            written_in[m] = max(written_in.get(m, 0), gap)
+    return gaps
 
 
-def _marks(
+def _memory_uses(
     node: VectorNode | Launched, memories: Sequence[VectorMemory]
 ) -> tuple[set[int], set[int]]:
-    """The memories that a node reads, and those that it writes."""
-    reads, writes = touched(node.given, memories), touched([node.out], memories)
-    if isinstance(node, Launched):  # and all that may lie where its lists do
+    """Return the memories that a node reads, and the memories that it may write."""
+    reads = touched(node.given, memories)
+    writes = touched([node.out], memories)
+    if isinstance(node, Launched):  # its lists of tensors may share memory with other memories
         buffers = [b for b in node.launch.buffers if isinstance(b, Buffer)]
-        lists = storages([t for b in buffers for t in b.tensors])
-        whole = len(buffers) == len(node.launch.buffers)
+        list_storages = storages([t for b in buffers for t in b.tensors])
+        all_known = len(buffers) == len(node.launch.buffers)  # no gradients among the buffers
         for m, memory in enumerate(memories):
-            lies = set() if memory.tensor is None else storages([memory.tensor])
-            if lies & lists or (memory.changes and not whole):
+            own_storage = set() if memory.tensor is None else storages([memory.tensor])
+            if own_storage & list_storages or (memory.changes and not all_known):
                 writes.add(m)
     return reads, writes
