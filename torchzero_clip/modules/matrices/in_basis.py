@@ -108,8 +108,7 @@ class InBasis(Transform, Gate):
             record(seen, taken)
             return []
         matrices_of_buckets = [Matrices(bucket.seen_by(basis), now) for bucket in buckets]
-        pairs = zip(buckets, matrices_of_buckets, strict=True)
-        rotated = [enter(bucket, matrices, inner) for bucket, matrices in pairs]
+        rotated = [enter(*pair, inner) for pair in zip(buckets, matrices_of_buckets, strict=True)]
         results = transformed(buckets, rotated, inner)
         for bucket, matrices, u in zip(buckets, matrices_of_buckets, results, strict=True):
             if self.drops:
