@@ -25,7 +25,7 @@ class TrustRatio(NormRule):
         coefficient: The ratio of the norm of the update to the norm of the weight. Default: 1.0.
         dim: The elements that share one norm, as in `ClipNorm`. Default: None, each tensor.
         inverse_dims: If True, slices run along all dims except `dim`. Default: False.
-        min_size: Tensors or slices with fewer elements than this pass unchanged. Default: 1.
+        min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
         bounds: The range (low, high) of the factor that multiplies the update.
             Default: (0.0, math.inf).
 

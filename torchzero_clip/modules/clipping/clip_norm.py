@@ -30,7 +30,7 @@ class ClipNorm(NormRule):
             "group" the tensors of a parameter group, and "global" all tensors, on all ranks.
             Default: None.
         inverse_dims: If True, slices run along all dims except `dim`. Default: False.
-        min_size: Tensors or slices with fewer elements than this pass unchanged. Default: 1.
+        min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
 
     Example:
         >>> import torch

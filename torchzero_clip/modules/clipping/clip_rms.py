@@ -24,7 +24,7 @@ class ClipRMS(NormRule):
         dim: The elements that share one root mean square, as in `ClipNorm`. Default: None, each
             tensor.
         inverse_dims: If True, slices run along all dims except `dim`. Default: False.
-        min_size: Tensors or slices with fewer elements than this pass unchanged. Default: 1.
+        min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
 
     Example:
         >>> import torch

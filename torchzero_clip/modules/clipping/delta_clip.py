@@ -23,7 +23,7 @@ class DeltaClip(NormRule):
         ord: The norm to measure, as in `ClipNorm`. Default: 2.
         dim: The elements that share one norm, as in `ClipNorm`. Default: None, each tensor.
         inverse_dims: If True, slices run along all dims except `dim`. Default: False.
-        min_size: Tensors or slices with fewer elements than this pass unchanged. Default: 1.
+        min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
 
     Example:
         >>> import torch

@@ -28,7 +28,7 @@ class Normalize(NormRule):
             or "mad". Default: 2.
         dim: The elements that share one norm, as in `ClipNorm`. Default: None, each tensor.
         inverse_dims: If True, slices run along all dims except `dim`. Default: False.
-        min_size: Tensors or slices with fewer elements than this pass unchanged. Default: 1.
+        min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
         per_shape: A factor for `norm_value` that depends on the shape of a matrix. "sqrt_min" is
             √min(rows, columns), the norm of a matrix with orthonormal rows or columns. "sqrt_rows"
             is √rows. With `dim=None` a tensor is one matrix of shape (first, rest). With

@@ -16,8 +16,8 @@ from torchzero_clip.core.state import averages_of
 class AdEMAMix(Transform):
     """AdEMAMix: Adam with a second, much slower average of the gradients.
 
-    Use it for long runs, in which very old gradients still help. It needs one tensor of state per
-    parameter more than `Adam`.
+    Use it for long runs, in which very old gradients still help. It needs one more tensor of state
+    per parameter than `Adam`.
 
     u ← (m̂ + alpha · s) / (√v̂ + eps);   s ← β₃ s + (1 - β₃) u
 

@@ -13,7 +13,7 @@ class Adan(Transform):
     """Adan: Adam with a third average, of the change from one gradient to the next.
 
     The average of changes predicts the next gradient, as Nesterov momentum does. The rule needs
-    two tensors of state per parameter more than `Adam`.
+    two more tensors of state per parameter than `Adam`.
 
     u ← (m̂ + β₂ d̂) / (√n̂ + eps);   m, d and n average u, u - p and (u + β₂ (u - p))²
 

@@ -27,7 +27,7 @@ class MaxNorm(NormRule):
             matrix. Default: None, each tensor.
         inverse_dims: If True, slices run along all dims except `dim`. `dim=0` then measures each
             output unit. Default: False.
-        min_size: Tensors or slices with fewer elements than this pass unchanged. Default: 1.
+        min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
 
     Example:
         >>> import torch

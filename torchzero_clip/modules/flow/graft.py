@@ -37,7 +37,8 @@ class Graft(NormRule):
             or "mad". Default: 2.
         dim: The elements that share one norm, as in `ClipNorm`. Default: None, each tensor.
         inverse_dims: If True, slices run along all dims except `dim`. Default: False.
-        min_size: Tensors or slices with fewer elements than this keep the norm of d. Default: 1.
+        min_size: Tensors or slices with fewer elements than `min_size` keep the norm of d.
+            Default: 1.
 
     Example:
         >>> import torch

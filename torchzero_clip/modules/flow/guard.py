@@ -56,7 +56,7 @@ class Guard(_StepGuard):
         return super().init_unit() if self.on_nonfinite == "skip" else {}
 
     def judge(self, seen: _Seen, state: UnitState, group: Group) -> Tensor:
-        return ~finite(seen.norm) * NONFINITE
+        return torch.where(finite(seen.norm), 0, NONFINITE)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         if self.on_nonfinite == "skip":

@@ -26,7 +26,7 @@ class Steepest(NormRule):
         dim: The elements that share one product ⟨u, d⟩, as in `ClipNorm`. Default: None, each
             tensor.
         inverse_dims: If True, slices run along all dims except `dim`. Default: False.
-        min_size: Tensors or slices with fewer elements than this keep d unscaled. Default: 1.
+        min_size: Tensors or slices with fewer elements than `min_size` keep d unscaled. Default: 1.
 
     Example:
         >>> import torch

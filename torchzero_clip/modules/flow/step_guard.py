@@ -122,7 +122,7 @@ class _StepGuard(Transform):
         """Return the counts after the step. Too long a row stays until the host has read it."""
         before = state["consecutive"]
         most: int | None = getattr(self, "max_consecutive", None)
-        consecutive = (before + 1) * bad
+        consecutive = torch.where(bad, before + 1, 0.0)
         if most is not None:
             consecutive = torch.where((before >= most) & ~bad, before, consecutive)
         return {
