@@ -15,6 +15,7 @@ import torchzero_clip
 from tests.helpers import at_once
 from torchzero_clip.__main__ import COMMANDS, main
 from torchzero_clip.core import Description
+from torchzero_clip.core.formula import formula_of
 from torchzero_clip.published import NAMES, links_of
 
 ROOT = Path(__file__).parent.parent
@@ -62,7 +63,7 @@ def test_every_rule_stands_under_its_folder_with_its_formula(
         for name in RULES:
             if f"\n  {name} " in f"\n{text}":
                 found[name] = heading
-                formula = (inspect.getdoc(getattr(torchzero_clip, name)) or "").split("\n")[0]
+                formula = formula_of(getattr(torchzero_clip, name))
                 rest = f"\n{text}".split(f"\n  {name} ")[1]
                 assert "".join(rest.split()).startswith("".join(formula.split()))
     assert set(found) == RULES

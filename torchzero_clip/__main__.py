@@ -16,6 +16,7 @@ from types import FunctionType
 import torch
 
 import torchzero_clip
+from torchzero_clip.core.formula import formula_of
 from torchzero_clip.published import NAMES, instead_of, links_of
 
 WIDTH = 100
@@ -91,7 +92,7 @@ def everything() -> Iterator[str]:
         if inspect.isclass(public(name)) and path[1:2] == ["modules"] and name not in BASES:
             criterion = issubclass(public(name), torchzero_clip.Criterion)
             folder = "Criteria, for AdaptiveClip" if criterion else path[2].capitalize()
-            folders.setdefault(folder, []).append((name, summary(public(name))))
+            folders.setdefault(folder, []).append((name, formula_of(public(name))))
     for folder in sorted(folders):
         yield from ("", folder, *table(folders[folder]))
     named = [(name, summary(NAMES[name])) for name in sorted(NAMES)]

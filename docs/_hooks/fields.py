@@ -7,6 +7,8 @@ import re
 
 import griffe
 
+from torchzero_clip.core.formula import formula_paragraph
+
 KINDS = {
     inspect.Parameter.POSITIONAL_OR_KEYWORD: griffe.ParameterKind.positional_or_keyword,
     inspect.Parameter.KEYWORD_ONLY: griffe.ParameterKind.keyword_only,
@@ -18,10 +20,10 @@ ARXIV = re.compile(r"\barXiv (\d{4}\.\d{4,5})")
 
 
 def tidy(text):
-    """Formulas are no markdown, papers are links, and griffe calls examples by their plural."""
-    formula, gap, rest = text.partition("\n\n")
-    if "←" in formula:
-        text = f"`{' '.join(formula.split())}`{gap}{rest}"
+    """Return a docstring with its formula as code, papers as links, and headings of griffe."""
+    formula = formula_paragraph(text)
+    if formula:
+        text = text.replace(formula, f"`{' '.join(formula.split())}`", 1)
     text = ARXIV.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", text)
     return text.replace("\nExample:\n", "\nExamples:\n")
 

@@ -55,8 +55,8 @@ def table(folder):
 
 
 def row(name):
-    """The name, which leads to the page, and the first line of the docstring."""
-    line = inspect.getdoc(public(name)).partition("\n")[0]
+    """Return the name, which leads to the page, and the formula in the docstring."""
+    line = importlib.import_module("torchzero_clip.core.formula").formula_of(public(name))
     line = f"`` {line} ``" if "←" in line else line
     return f"| [`{name}`]({link(name).removeprefix('modules/')}) | {line} |"
 

@@ -19,6 +19,7 @@ from torchzero_clip import (
     Transform,
     ZStat,
 )
+from torchzero_clip.core.formula import formula_of
 
 
 def test_a_description_is_a_dataclass_in_signature_and_repr():
@@ -263,3 +264,28 @@ def test_a_class_of_a_user_does_not_change_what_the_rules_name():
 
     assert Transform.registry["ClipNorm"] is known
     assert AdaptiveClip(ZStat()).warmup.max_norm == 1.0
+
+
+def test_the_formula_of_a_rule_may_come_before_or_after_its_summary():
+    class FormulaFirst(Transform):
+        """u ← u / 2"""
+
+    class SummaryFirst(Transform):
+        """A rule that halves the update. It writes u ← u / 2.
+
+        u ←
+        u / 2
+
+        Args:
+            name: u ← 3 u
+        """
+
+    class NoFormula(Transform):
+        """A rule
+        without formula.
+
+        More.
+        """
+
+    assert formula_of(FormulaFirst) == formula_of(SummaryFirst) == "u ← u / 2"
+    assert formula_of(NoFormula) == "A rule without formula."

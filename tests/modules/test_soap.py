@@ -28,7 +28,7 @@ from torchzero_clip import (
     release,
 )
 from torchzero_clip.audit import Ledger, fake_cuda, twin
-from torchzero_clip.modules.matrices.eigenbases import MIRRORED_FROM, gram, ordered, orthonormal
+from torchzero_clip.modules.matrices.eigenbases import ROWS_TO_MIRROR, gram, ordered, orthonormal
 from torchzero_clip.source import SourceError
 
 SHAPES = {
@@ -315,7 +315,7 @@ def test_links_inside_may_be_for_some_of_the_matrices(first):
         torch.testing.assert_close(p, others[name])
 
 
-@pytest.mark.parametrize("rows", [5, MIRRORED_FROM, MIRRORED_FROM + 3])
+@pytest.mark.parametrize("rows", [5, ROWS_TO_MIRROR, ROWS_TO_MIRROR + 3])
 @pytest.mark.parametrize("count", [None, 1, 2])
 def test_what_is_done_in_another_way_for_speed_is_the_same(rows, count):
     x = drawn((rows, 7) if count is None else (count, rows, 7), 0, torch.float64)

@@ -1,1 +1,1 @@
-"""The rules, one page each."""
+"""The rules, one file each."""

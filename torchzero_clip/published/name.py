@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from torchzero_clip.core import Chain, Transform
+from torchzero_clip.core.formula import formula_of
 
 Recipe = TypeVar("Recipe", bound=Callable[..., Chain])
 
@@ -109,5 +110,4 @@ def links_of(chain: Transform) -> Iterator[tuple[Transform, str]]:
         if isinstance(link, Chain):
             yield from links_of(link)
         else:
-            formula = (inspect.getdoc(type(link)) or "").partition("\n\n")[0]
-            yield link, " ".join(formula.split())
+            yield link, formula_of(type(link))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import keyword
 import re
 import textwrap
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Chain
+from torchzero_clip.core.formula import formula_of
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.torch_private import has_foreach
 from torchzero_clip.source.averaged import averaged_weights
@@ -103,8 +103,7 @@ class File:
 
     def _about(self, link: Link) -> list[str]:
         """Return the comment above the lines of a link: its path and formula."""
-        formula = (inspect.getdoc(type(link.transform)) or "").partition("\n\n")[0]
-        text = f"{link.path}: {' '.join(formula.split())}"
+        text = f"{link.path}: {formula_of(type(link.transform))}"
         indent = 14 + 4 * link.path.count("/")
         return textwrap.wrap(text, 100 - indent, break_long_words=False)
 

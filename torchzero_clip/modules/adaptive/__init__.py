@@ -1,4 +1,4 @@
-"""Limits that past norms set."""
+"""Rules with limits that past norms set."""
 
 from torchzero_clip.modules.adaptive.ac_clip import ACClip
 from torchzero_clip.modules.adaptive.ada_clip import AdaClip

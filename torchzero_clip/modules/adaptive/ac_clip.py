@@ -1,4 +1,4 @@
-"""ACClip: a moving average, each entry at most the usual size of its gradients."""
+"""ACClip: momentum whose elements are limited to the usual magnitude of their gradients."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from torchzero_clip.core.bounds import Positive, Share
 
 
 class ACClip(Transform):
-    """u ← m · min(1, τ / (|m| + eps));   m ← β₁ m + (1 - β₁) u,   τ ← β₂ τ + (1 - β₂) |u|
+    """Adaptive coordinate-wise clipping: momentum with an adaptive limit for every element.
 
-    Adaptive coordinate-wise clipping, for gradients with heavy tails: τ is the threshold of each
-    entry, the average size of its gradients, this one included. An entry that is NaN or infinite
-    leaves its averages as they were.
+    Use it in place of momentum if the gradients have heavy tails.
+
+    u ← m · min(1, τ / (|m| + eps));   m ← β₁ m + (1 - β₁) u,   τ ← β₂ τ + (1 - β₂) |u|
+
+    The limit τ of an element is the average magnitude of its gradients, the current gradient
+    included. If an element is NaN or infinite, its averages do not change.
 
     Args:
-        betas: How much of the two averages is kept a step.
-        eps: Added to |m|.
+        betas: The shares of the averages m and τ that are kept per step. Default: (0.9, 0.99).
+        eps: A small number that is added to |m|. Default: 1e-5.
 
     Example:
         >>> import torch
@@ -42,9 +45,10 @@ class ACClip(Transform):
         return {"exp_avg": zeros_like_state(param), "exp_avg_abs": zeros_like_state(param)}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        (beta1, beta2), finite = group["betas"], u.isfinite()
+        beta1, beta2 = group["betas"]
+        finite = u.isfinite()
         m = state["exp_avg"].lerp(u, 1 - beta1)
-        size = state["exp_avg_abs"].lerp(u.abs(), 1 - beta2)
+        tau = state["exp_avg_abs"].lerp(u.abs(), 1 - beta2)
         state["exp_avg"].copy_(m.where(finite, state["exp_avg"]))
-        state["exp_avg_abs"].copy_(size.where(finite, state["exp_avg_abs"]))
-        return size.div_(m.abs().add_(group["eps"])).minimum_(1.0).mul_(m)
+        state["exp_avg_abs"].copy_(tau.where(finite, state["exp_avg_abs"]))
+        return tau.div_(m.abs().add_(group["eps"])).minimum_(1.0).mul_(m)

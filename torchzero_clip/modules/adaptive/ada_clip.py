@@ -1,4 +1,4 @@
-"""AdaClip: entries far above the usual largest one."""
+"""AdaClip: a rule that limits elements to the usual largest element of their tensor."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from torchzero_clip.modules.adaptive.criterion import blend
 
 
 class AdaClip(NormRule):
-    """uᵢ ← uᵢ · M̂ / ‖u‖∞ where |uᵢ| > M̂;   M ← θ M + (1 - θ) ‖u‖∞
+    """Value clipping without a threshold: elements may not exceed the usual largest element.
 
-    M̂ is M without its start at zero: the average of the largest entry of each tensor. There is no
-    bound until one other than zero has been seen, and zero gradients do not count. A tensor with a
-    NaN or an infinity leaves its average as it was.
+    Use it before `AdaGN` and `Adam`, which together are the method Stable-SPAM.
+
+    uᵢ ← uᵢ · M̂ / ‖u‖∞ where |uᵢ| > M̂;   M ← θ M + (1 - θ) ‖u‖∞
+
+    M is an average of the largest magnitude of each tensor, and M̂ is M with bias correction.
+    There is no limit before the first gradient other than zero, and zero gradients do not enter
+    the average. If a tensor contains NaN or infinity, its average does not change.
 
     Args:
-        theta: How much of the average is kept a step.
-        past_only: Bound entries by the steps before this one. False counts this one too, as the
-            code of the authors does: a spike then raises its own bound.
+        theta: The share of the average M that is kept per step. Default: 0.999.
+        past_only: If True, the limit comes from earlier steps only. If False, it includes the
+            current step, as in the code of the authors, so a spike raises its own limit.
+            Default: True.
 
     Example:
         >>> import torch
@@ -40,7 +45,8 @@ class AdaClip(NormRule):
     past_only: bool = True
 
     ord = math.inf
-    per_entry = widens = True
+    per_entry = True
+    widens = True
     complex = "whole"
     pure = True
 
@@ -49,24 +55,28 @@ class AdaClip(NormRule):
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
         if not self.past_only:
-            counts = torch.isfinite(norm)
+            finite = torch.isfinite(norm)
             after = self.observe(norm, norm, state, group)
-            state = {key: torch.where(counts, after[key], state[key]) for key in after}
+            state = {key: torch.where(finite, after[key], state[key]) for key in after}
         bound = state["largest"] / (1 - group["theta"] ** state["step"])
         return torch.where(state["step"] > 0, bound, math.inf)
 
     def observe(self, norm: Tensor, clipped: Tensor, state: UnitState, group: Group) -> UnitState:
-        largest, step = state["largest"], state["step"]
+        largest = state["largest"]
         moved = blend(largest, norm, group["theta"])
-        return {"largest": torch.where(norm > 0, moved, largest), "step": step + (norm > 0)}
+        return {
+            "largest": torch.where(norm > 0, moved, largest),
+            "step": state["step"] + (norm > 0),
+        }
 
     def apply(self, units: Units, decision: Decision) -> None:
         norm, bounds, ratios, _ = decision
         for members, bound, ratio in zip(units.groups, bounds, ratios, strict=True):
-            floor = torch.where(torch.isfinite(norm), bound, -1.0)  # else all of the tensor is cut
+            # with -1 every magnitude is above the limit: a broken tensor is scaled as a whole
+            floor = torch.where(torch.isfinite(norm), bound, -1.0)
             for bucket in members:
-                cut = units.divide(bucket, bucket.u.borrow(), ratio)
-                bucket.apply(self, units, cut=cut, floor=floor)
+                scaled = units.divide(bucket, bucket.u.borrow(), ratio)
+                bucket.apply(self, units, scaled=scaled, floor=floor)
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        return group["cut"].where(u.abs().sub_(group["floor"]).positive(), u)
+        return group["scaled"].where(u.abs().sub_(group["floor"]).positive(), u)

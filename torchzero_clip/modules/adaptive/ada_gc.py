@@ -1,4 +1,4 @@
-"""AdaGC: every tensor within a factor of its own past."""
+"""AdaGC: a rule that limits every tensor to a multiple of its own past norms."""
 
 from __future__ import annotations
 
@@ -14,18 +14,27 @@ from torchzero_clip.modules.adaptive.criterion import blend
 
 
 class AdaGC(NormRule):
-    """u ← u · min(1, rel · γ / ‖u‖);   γ ← β γ + (1 - β) ‖u‖, the norm after clipping
+    """Adaptive gradient clipping: each tensor has a limit that follows its own past norms.
 
-    For the first steps, t < warmup_steps, the norm of all tensors is clipped to `abs` and
-    γ ← min(γ, ‖u‖). A zero gradient leaves γ alone. After a lasting jump by a factor J, γ grows by
-    at most β + (1 - β) · rel a step: it needs log J / log(β + (1 - β) rel) steps.
+    It was made for the pretraining of large language models. Use it before an optimizer such as
+    `Adam`.
+
+    u ← u · min(1, rel · γ / ‖u‖);   γ ← β γ + (1 - β) ‖u‖, the norm after clipping
+
+    During the first `warmup_steps - 1` steps, the rule clips the global norm to `abs` instead,
+    and γ becomes the smallest norm after clipping. A zero gradient does not change γ.
+
+    If the norm rises by a factor J and stays there, γ grows by at most β + (1 - β) · rel per step.
+    It then needs log J / log(β + (1 - β) rel) steps.
 
     Args:
-        rel: How far above γ a norm may be.
-        abs: The limit of the norm of all tensors during warm-up.
-        beta: How much of γ is kept a step.
-        warmup_steps: When the first phase ends, counted for each unit.
-        dim: What is measured together: None each tensor, or "layer", "group", "global".
+        rel: The largest ratio of a norm to γ. Default: 1.05.
+        abs: The limit of the global norm during warm-up. Default: 1.0.
+        beta: The share of the average γ that is kept per step. Default: 0.98.
+        warmup_steps: The step that ends the warm-up, counted separately for each tensor.
+            Default: 100.
+        dim: The tensors that share one norm: None for each tensor, "layer", "group" or "global".
+            Default: None.
 
     Example:
         >>> import torch
@@ -54,13 +63,16 @@ class AdaGC(NormRule):
         return {"gamma": math.inf, "step": 0.0}
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
-        together = norm / (self.total(group) / group["abs"]).clamp(min=1)
-        gamma, warming = state["gamma"], state["step"] + 1 < self.warmup_steps
-        later = torch.where(gamma == math.inf, gamma, group["rel"] * gamma)  # 0 · inf is NaN
-        return torch.where(warming, together, later)
+        gamma = state["gamma"]
+        warming = state["step"] + 1 < self.warmup_steps
+        warmup_limit = norm / (self.total(group) / group["abs"]).clamp(min=1)
+        # rel may be 0, and 0 · inf would be NaN
+        usual_limit = torch.where(gamma == math.inf, gamma, group["rel"] * gamma)
+        return torch.where(warming, warmup_limit, usual_limit)
 
     def observe(self, norm: Tensor, clipped: Tensor, state: UnitState, group: Group) -> UnitState:
-        gamma, step = state["gamma"], state["step"] + 1
+        gamma = state["gamma"]
+        step = state["step"] + 1
         lowest = torch.minimum(gamma, clipped.to(gamma.dtype))
         after = torch.where(gamma == math.inf, clipped, blend(gamma, clipped, group["beta"]))
         after = torch.where(step < self.warmup_steps, lowest, after)

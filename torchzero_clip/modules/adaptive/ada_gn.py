@@ -1,4 +1,4 @@
-"""AdaGN: the norm that an Adam of norms would give."""
+"""AdaGN: a rule that sets the norm to the step of an Adam of norms."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from torchzero_clip.modules.adaptive.criterion import blend, blend_squares
 
 
 class AdaGN(NormRule):
-    """u ← u / ‖u‖ · m̂ / (√v̂ + eps);   m ← β₁ m + (1 - β₁) ‖u‖,   v ← β₂ v + (1 - β₂) ‖u‖²
+    """Adaptive gradient normalization: Adam for norms sets the norm of the update.
 
-    m̂ and v̂ are m and v without their start at zero. Norms that do not change become 1, and a
-    spike, which raises √v̂ more than m̂, less than that. A unit with a NaN or an infinity leaves its
-    averages as they were.
+    Use it after `AdaClip` and before `Adam`, which together are the method Stable-SPAM.
+
+    u ← u / ‖u‖ · m̂ / (√v̂ + eps);   m ← β₁ m + (1 - β₁) ‖u‖,   v ← β₂ v + (1 - β₂) ‖u‖²
+
+    Here m̂ and v̂ are m and v with bias correction. If norms stay constant, the new norm is 1.
+    After a spike it is below 1, because a spike raises √v̂ more than m̂. If an update contains NaN
+    or infinity, its averages do not change.
 
     Args:
-        betas: How much of the two averages is kept a step.
-        eps: Added to the denominator.
-        dim: What is measured together, as in `ClipNorm`, without slices.
+        betas: The shares of the averages m and v that are kept per step. Default: (0.7, 0.9).
+        eps: A small number that is added to the denominator. Default: 1e-8.
+        dim: The tensors that share one norm: None for each tensor, "layer", "group" or "global".
+            Slices are not supported. Default: None.
 
     Example:
         >>> import torch
@@ -45,7 +50,8 @@ class AdaGN(NormRule):
     pure = True
 
     def init_unit(self) -> dict[str, Any]:
-        return {"mean": 0.0, "rms": 0.0, "step": 0.0}  # rms is √v, whose range is that of norms
+        # rms is √v, because v itself could overflow or underflow
+        return {"mean": 0.0, "rms": 0.0, "step": 0.0}
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
         finite = torch.isfinite(norm)

@@ -1,4 +1,4 @@
-"""AdaptiveClip: past norms set the limit of this step."""
+"""AdaptiveClip: a rule that limits the norm by a criterion of past norms."""
 
 from __future__ import annotations
 
@@ -14,26 +14,36 @@ CLIP_TO_ONE = ("ClipNorm", {"max_norm": 1.0, "dim": "global"})
 
 
 class AdaptiveClip(AdaptiveRule):
-    """u ← u · min(1, limit / ‖u‖), the limit set by a criterion from past norms
+    """Norm clipping with a limit that a criterion computes from past norms.
 
-    A spike cannot raise its own limit: it is judged first and observed after. During a unit's first
-    `warmup_steps` norms `warmup` acts instead; the criterion then starts from their mean and variance.
-    A norm that is NaN or infinite is not observed.
+    Use it with one of the criteria, or with a custom criterion. `ZClip`, `ZScoreClip` and
+    `AutoClip` are ready combinations.
+
+    u ← u · min(1, limit / ‖u‖), the limit set by a criterion from past norms
+
+    The criterion computes the limit before it observes the norm of the step, so a spike cannot
+    raise its own limit. During the first `warmup_steps` norms of a tensor, the rule `warmup` clips
+    instead. After that the criterion starts from the mean and variance of these norms. The
+    criterion does not observe norms that are NaN or infinite.
 
     Args:
-        criterion: `ZStat`, `EMARatio`, `Quantile`, `P2Quantile`, or your own.
-        dim: What is measured together: "global", "group", "layer", or None for each tensor.
-        warmup: A norm rule without memory, at the same scope or global, or None; by default
-            ClipNorm(1.0, dim="global").
-        warmup_steps: How long it acts.
-        observe: Whether the criterion sees norms "clipped" or "raw"; None for its own default.
+        criterion: The criterion: `ZStat`, `EMARatio`, `Quantile`, `EMAQuantile`,
+            `GeometricQuantile`, `P2Quantile`, or a custom subclass of `Criterion`.
+        dim: The tensors that share one norm: "global", "group", "layer", or None for each tensor.
+            Default: "global".
+        warmup: The rule that clips during the warm-up: a rule without state that clips the
+            2-norm, with the same `dim` or `dim="global"`, or None for no clipping.
+            Default: `ClipNorm(1.0, dim="global")`.
+        warmup_steps: The number of norms that the warm-up covers. Default: 20.
+        observe: The norms that the criterion observes: "clipped" for norms after clipping, "raw"
+            for norms before it, or None for the default of the criterion. Default: None.
 
     Example:
         >>> import torch
         >>> from torchzero_clip import LR, Adam, AdaptiveClip, Modular, ZStat
         >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), AdaptiveClip(ZStat()), Adam(), LR(1e-3))
-    """  # noqa: E501
+    """
 
     criterion: Criterion
     warmup: NormRule | None
@@ -54,9 +64,13 @@ class AdaptiveClip(AdaptiveRule):
         target: Literal["update", "grad"] = "update",
         name: str | None = None,
     ) -> None:
-        self.criterion, self.dim, self.warmup_steps = criterion, dim, warmup_steps
+        self.criterion = criterion
+        self.dim = dim
+        self.warmup_steps = warmup_steps
         self.warmup = from_config(warmup) if isinstance(warmup, tuple) else warmup
-        self.observes, self.target, self.name = observe, target, name
+        self.observes = observe
+        self.target = target
+        self.name = name
 
     def judge(self) -> Criterion:
         return self.criterion
@@ -68,10 +82,10 @@ class AdaptiveClip(AdaptiveRule):
         return norm if (self.observes or self.criterion.observes) == "raw" else clipped
 
     def arguments(self) -> dict[str, Any]:
-        given = {**super().arguments(), "warmup": self.warmup}
+        arguments = {**super().arguments(), "warmup": self.warmup}
         if repr(self.warmup) == repr(from_config(CLIP_TO_ONE)):
-            del given["warmup"]
-        return {"observe" if key == "observes" else key: v for key, v in given.items()}
+            del arguments["warmup"]
+        return {"observe" if key == "observes" else key: v for key, v in arguments.items()}
 
     def check(self) -> None:
         if not isinstance(self.criterion, Criterion):

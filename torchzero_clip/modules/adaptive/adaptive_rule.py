@@ -1,4 +1,4 @@
-"""AdaptiveRule: what the rules that learn from past norms share."""
+"""AdaptiveRule: the base class of rules that compute a limit from past norms."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torchzero_clip.modules.adaptive.criterion import Criterion
 
 
 class AdaptiveRule(NormRule):
-    """What the adaptive rules share: a criterion, and another rule during a unit's first norms.
+    """The base class of norm rules with a criterion, and with a warm-up by another rule.
 
-    Write `judge`, the criterion, and `values`, what it reads of the group.
+    A subclass defines `judge`, which returns the criterion. It may define `values`, which returns
+    the hyperparameters that the criterion reads.
     """
 
     warmup_steps = 20
@@ -23,20 +24,21 @@ class AdaptiveRule(NormRule):
 
     @property
     def reach(self) -> Reach:
-        total = self.warmup is not None and self.warmup.dim != self.dim and self.warmup_steps > 0
-        return "model" if total else super().reach
+        if self.warmup is not None and self.warmup.dim != self.dim and self.warmup_steps > 0:
+            return "model"  # the warm-up rule measures the global norm
+        return super().reach
 
     def judge(self) -> Criterion:
-        """The criterion."""
+        """Return the criterion that computes the limit."""
         raise NotImplementedError(f"{type(self).__name__} has no judge")
 
     def values(self, group: Group) -> Group:
-        """The criterion's live values."""
+        """Return the live hyperparameters of the criterion."""
         return group
 
     def init_unit(self) -> dict[str, Any]:
-        warm = {"count": 0.0, "warmup_mean": 0.0, "warmup_spread": 0.0}
-        return {**warm, **self.judge().init_unit()}
+        warmup_state = {"count": 0.0, "warmup_mean": 0.0, "warmup_spread": 0.0}
+        return {**warmup_state, **self.judge().init_unit()}
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
         warming = state["count"] < self.warmup_steps
@@ -44,7 +46,7 @@ class AdaptiveRule(NormRule):
         return torch.where(warming, self.warm_limit(norm, group), limit)
 
     def warm_limit(self, norm: Tensor, group: Group) -> Tensor:
-        """The limit of units that still warm up."""
+        """Return the limit of the units that are still in the warm-up."""
         if self.warmup is None:
             return torch.full_like(norm, torch.inf)
         inner = group[self.warmup.name or type(self.warmup).__name__]
@@ -54,17 +56,21 @@ class AdaptiveRule(NormRule):
         return norm / (total / self.warmup.limit(total, {}, inner)).clamp(min=1)
 
     def observe(self, norm: Tensor, clipped: Tensor, state: UnitState, group: Group) -> UnitState:
-        count, mean, spread = state["count"] + 1, state["warmup_mean"], state["warmup_spread"]
+        count = state["count"] + 1
+        mean = state["warmup_mean"]
+        spread = state["warmup_spread"]
         warming = state["count"] < self.warmup_steps
-        first = count == max(self.warmup_steps, 1)
+        warmup_ends = count == max(self.warmup_steps, 1)
         new_mean = mean + (norm - mean) / count
         squares = spread**2 + (norm - mean) * (norm - new_mean)
-        judge, values = self.judge(), self.values(group)
-        seen = torch.where(warming, norm, self.seen(norm, clipped, state, values))
-        after = judge.observe(seen, state, values)
-        begin = judge.start(new_mean, squares / (count - 1).clamp(min=1), max(self.warmup_steps, 1))
-        for key, value in begin.items():
-            after[key] = torch.where(first, value, after[key])
+        criterion = self.judge()
+        values = self.values(group)
+        observed = torch.where(warming, norm, self.seen(norm, clipped, state, values))
+        after = criterion.observe(observed, state, values)
+        variance = squares / (count - 1).clamp(min=1)
+        start = criterion.start(new_mean, variance, max(self.warmup_steps, 1))
+        for key, value in start.items():
+            after[key] = torch.where(warmup_ends, value, after[key])
         return {
             **after,
             "count": count,
@@ -73,7 +79,7 @@ class AdaptiveRule(NormRule):
         }
 
     def seen(self, norm: Tensor, clipped: Tensor, state: UnitState, values: Group) -> Tensor:
-        """The norm that the criterion observes."""
+        """Return the norm that the criterion observes."""
         return norm if self.judge().observes == "raw" else clipped
 
     def check(self) -> None:
@@ -83,6 +89,7 @@ class AdaptiveRule(NormRule):
         self.require("warmup_steps", at_least=self.judge().least_warmup, integer=True)
 
     def _check_warmup(self, rule: Any) -> None:
+        """Raise ValueError unless the warm-up rule clips the 2-norm and has no state."""
         if (
             not isinstance(rule, NormRule)
             or rule.sets_norm

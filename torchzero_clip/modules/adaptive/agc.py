@@ -1,4 +1,4 @@
-"""AGC: adaptive gradient clipping, the limit a share of the weight's norm."""
+"""AGC: a rule that limits the norm to a share of the norm of the weight."""
 
 from __future__ import annotations
 
@@ -12,17 +12,24 @@ from torchzero_clip.core.bounds import NonNegative
 
 
 class AGC(NormRule):
-    """u ← u · limit / max(‖u‖, 1e-6) where ‖u‖ > limit = clipping · max(‖w‖, eps), unit by unit
+    """Adaptive gradient clipping: limits each gradient to a share of the norm of its weight.
 
-    A unit is a row of a weight, all dims but the first; a bias, another vector and a single number
-    are one unit each.
+    It makes training without batch normalization stable at large batch sizes. Use it before
+    `Momentum`, or after `Adam`. The rule has no state.
+
+    u ← u · limit / max(‖u‖, 1e-6) where ‖u‖ > limit = clipping · max(‖w‖, eps), unit by unit
+
+    Here w is the weight. A unit is a row of a weight matrix or a filter of a convolution: all dims
+    but the first. A bias, another vector or a single number is one unit.
 
     Args:
-        clipping: The largest ratio of the two norms.
-        eps: The smallest ‖w‖ that counts, so that weights at zero can move.
-        exclude_1d: Leave parameters of less than two dims alone. It counts where the scope is
-            "unit" or None.
-        dim: "unit", or another scope as in `ClipNorm`.
+        clipping: The largest ratio of the norm of the update to the norm of the weight.
+            Default: 0.01.
+        eps: The smallest ‖w‖ in the formula, so that a weight at zero can move. Default: 1e-3.
+        exclude_1d: If True, parameters with fewer than two dims pass unchanged. It needs
+            `dim="unit"` or `dim=None`. Default: False.
+        dim: The elements that share one norm: "unit", or another scope as in `ClipNorm`.
+            Default: "unit".
 
     Example:
         >>> import torch
@@ -47,16 +54,16 @@ class AGC(NormRule):
         return () if self._of_units() else self.dim
 
     def _of_units(self) -> bool:
-        """Whether norms are as the paper has them: one a unit, or one a tensor."""
+        """Return whether `dim` is a scope of the paper: one norm per unit, or per tensor."""
         return self.dim is None or (isinstance(self.dim, str) and self.dim == "unit")
 
     def dims(self, tensor: Tensor) -> tuple[int, ...]:
         if not self._of_units():
             return super().dims(tensor)
-        every = tuple(range(max(tensor.dim(), 1)))  # as in torch, a number has a dim 0
+        all_dims = tuple(range(max(tensor.dim(), 1)))  # as in torch, a number has a dim 0
         if tensor.dim() <= 1:
-            return () if self.exclude_1d else every
-        return every[1:] if self.dim == "unit" else every
+            return () if self.exclude_1d else all_dims
+        return all_dims[1:] if self.dim == "unit" else all_dims
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
         limit = group["clipping"] * self.measure(group["params"]).clamp(min=group["eps"])

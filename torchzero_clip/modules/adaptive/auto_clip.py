@@ -1,4 +1,4 @@
-"""AutoClip: a limit at the median plus three deviations, or at a percentile."""
+"""AutoClip: a rule that limits the norm to the median plus three deviations, or to a percentile."""
 
 from __future__ import annotations
 
@@ -16,20 +16,31 @@ from torchzero_clip.modules.adaptive.quantile import Quantile
 
 
 class AutoClip(AdaptiveRule):
-    """u ← u · min(1, limit / ‖u‖), limit = median + 3 · std, or a percentile, of the raw norms so far
+    """Automatic norm clipping: the limit follows the median or a percentile of the past norms.
 
-    In mode "auto" the deviation is that of all norms: after n steps a single spike of size s adds
-    about s / √n to it, for good. In mode "percentile" a spike is forgotten when it leaves the window.
+    Use it if you don't know a good threshold, or if the norm may change to a new level for good.
+    Raw norms enter the statistics, so the limit follows such a change.
+
+    u ← u · min(1, limit / ‖u‖),
+    limit = median + 3 · std, or a percentile, of the raw norms so far
+
+    In mode "auto" the limit is the median plus 3 standard deviations of all past norms. After n
+    steps, a single spike of size s raises the limit by about 3 s / √n, and the rule never forgets
+    it. In mode "percentile" the limit is a percentile of the last norms, and the rule forgets a
+    spike when it leaves the window.
 
     Args:
-        mode: "auto" or "percentile".
-        percentile: Which one, in percent.
-        history: Of "window" norms, or an "ema" that settles at the percentile.
-        window_size: How many norms the window holds.
-        ema_decay: How much the ema keeps a step.
-        warmup_steps: How many norms are only observed first.
-        dim: What is measured together: "global", "group", "layer", or None for each tensor.
-        warmup: A rule that clips meanwhile, such as ClipNorm(1.0, dim="global"), or None.
+        mode: "auto" or "percentile". Default: "auto".
+        percentile: The percentile of mode "percentile", from 0 to 100. Default: 95.0.
+        history: The norms of mode "percentile": "window" for the last `window_size` norms, "ema"
+            for a running estimate that moves toward the percentile. Default: "window".
+        window_size: The number of norms in the window. Default: 1024.
+        ema_decay: The share that the running estimate keeps per step. Default: 0.99.
+        warmup_steps: The number of norms that the rule observes before it clips. Default: 20.
+        dim: The tensors that share one norm: "global", "group", "layer", or None for each tensor.
+            Default: "global".
+        warmup: The rule that clips during the warm-up, such as `ClipNorm(1.0, dim="global")`, or
+            None for no clipping. Default: None.
 
     Example:
         >>> import torch
@@ -41,7 +52,7 @@ class AutoClip(AdaptiveRule):
     Reference:
         Seetharaman et al., "AutoClip: adaptive gradient clipping for source separation networks",
         arXiv 2007.14469.
-    """  # noqa: E501
+    """
 
     mode: str = "auto"
     percentile: Live[Annotated[float, Within(at_least=0, at_most=100)]] = 95.0
@@ -73,7 +84,10 @@ class AutoClip(AdaptiveRule):
 
 
 class _MedianPlus(Criterion):
-    """median + 3 · std, the median by P², the unbiased std by Welford's sums"""
+    """The median plus three standard deviations of all norms.
+
+    The P² estimator gives the median, and Welford's sums give the unbiased standard deviation.
+    """
 
     pure = True
 

@@ -1,4 +1,4 @@
-"""Clippy: no entry of a step far beyond the size of its weight."""
+"""Clippy: a rule that limits a step relative to the weights, element by element."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from torchzero_clip.core.bounds import NonNegative
 
 
 class Clippy(NormRule):
-    """u ← u · min(1, minᵢ (relative · |wᵢ| + absolute) / |uᵢ|)
+    """Relative step clipping: no element of a step may be large compared with its weight.
 
-    The entry that goes farthest beyond its weight shortens all of its tensor, so the direction
-    stays. It looks at the step itself, so it comes after `LR`.
+    Use it with `Adagrad` in recommender systems. Put it after `LR`, because it measures the step
+    itself.
+
+    u ← u · min(1, minᵢ (relative · |wᵢ| + absolute) / |uᵢ|)
+
+    The element that exceeds its limit the most decides the factor for its whole tensor, so the
+    direction of the step does not change.
 
     Args:
-        relative: How much of a weight one step may change it by.
-        absolute: What it may change by on top, so that a weight at zero can move.
+        relative: The largest change of a weight per step, as a share of the weight. Default: 0.1.
+        absolute: The change that is allowed on top, so that a weight at zero can move.
+            Default: 1e-7.
 
     Example:
         >>> import torch
@@ -36,13 +42,14 @@ class Clippy(NormRule):
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
-        farthest = units.norms_of([bucket.view(_shares) for bucket in units.buckets])
-        self.scale(units, farthest, [1.0] * len(units.groups))
+        largest_share = units.norms_of([bucket.view(_shares) for bucket in units.buckets])
+        self.scale(units, largest_share, [1.0] * len(units.groups))
         return buckets
 
 
 def _shares(u: TensorList, state: State, group: Group) -> TensorList:
-    """What each entry is of the change that it may make."""
-    most = group["params"].to(u.dtype).abs().mul_(group["relative"]).add_(group["absolute"])
+    """Return the ratio of each element of the step to the largest change that is allowed for it."""
+    limit = group["params"].to(u.dtype).abs().mul_(group["relative"]).add_(group["absolute"])
     size = u.abs()
-    return size.div(most).where(size.positive(), size)  # 0 where it changes nothing, and may not
+    # a step of zero has share 0, even if its limit is 0
+    return size.div(limit).where(size.positive(), size)

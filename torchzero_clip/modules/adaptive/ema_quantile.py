@@ -1,4 +1,4 @@
-"""EMAQuantile: a limit that settles at a quantile of past norms."""
+"""EMAQuantile: a criterion whose limit moves toward a quantile of past norms."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from torchzero_clip.modules.adaptive.criterion import Criterion, below, blend, n
 
 
 class EMAQuantile(Criterion):
-    """s ← α s + (1 - α)|n - Q|;   Q ← Q + (1 - α) · s · (q - [n < Q])
+    """A running estimate of a quantile of past norms, as the limit.
 
-    Q settles where a share q of the norms is below it, and falls as well as rises; a norm that
-    equals Q up to rounding is not below it. From J times too high, which takes many spikes, it is
-    back after log J / ((1 - α)(1 - q)) steps.
+    Use it if the norms change slowly over a run: the limit falls as well as rises.
+
+    s ← α s + (1 - α)|n - Q|;   Q ← Q + (1 - α) · s · (q - [n < Q])
+
+    Here n is the norm of the step, Q is the limit, and [n < Q] is 1 if n is below Q and 0 if not.
+    The estimate settles where a share q of the norms is below Q. If many spikes have raised Q by a
+    factor J, it is back after log J / ((1 - α)(1 - q)) steps.
 
     Args:
-        q: Between 0 and 1.
-        alpha: How much is kept a step.
+        q: The quantile, from 0 to 1.
+        alpha: The share that is kept per step. Default: 0.99.
 
     Example:
         >>> import torch
@@ -42,12 +46,13 @@ class EMAQuantile(Criterion):
         return none_yet(state["quantile"], state["quantile"])
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
-        quantile, first = state["quantile"], state["seen"] == 0
+        quantile = state["quantile"]
+        is_first = state["seen"] == 0
         spread = blend(state["spread"], (norm - quantile).abs(), group["alpha"])
         share = group["q"] - below(norm, quantile).to(norm.dtype)
         moved = (quantile + (1 - group["alpha"]) * spread * share).clamp(min=0)
         return {
-            "quantile": torch.where(first, norm, moved),
-            "spread": torch.where(first, torch.zeros_like(spread), spread),
+            "quantile": torch.where(is_first, norm, moved),
+            "spread": torch.where(is_first, torch.zeros_like(spread), spread),
             "seen": torch.ones_like(state["seen"]),
         }

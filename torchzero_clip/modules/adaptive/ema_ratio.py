@@ -1,4 +1,4 @@
-"""EMARatio: a limit as a multiple of the average."""
+"""EMARatio: a criterion whose limit is a multiple of the average norm."""
 
 from __future__ import annotations
 
@@ -21,15 +21,22 @@ from torchzero_clip.modules.adaptive.criterion import (
 
 
 class EMARatio(Criterion):
-    """q = n / μ;   if q > r the limit is μ · (1 + f),  f = clipping(q - 1, r - 1);   μ ← α μ + (1 - α) x
+    """A multiple of the average norm, as the limit.
 
-    Raw norms are observed, unless told otherwise: a spike of J times the average adds (1 - α) J of
-    it, which is forgotten by a factor α a step.
+    Use it if the norms vary little: a norm above `r_thresh` times the average is a spike.
+
+    q = n / μ;   if q > r the limit is μ · (1 + f),  f = clipping(q - 1, r - 1);
+    μ ← α μ + (1 - α) n
+
+    Here n is the norm of the step and μ is the average of past norms. The criterion observes raw
+    norms by default. A spike of J times the average adds (1 - α) J of the average to it, and this
+    part shrinks by the factor α per step.
 
     Args:
-        alpha: How much of the average is kept a step.
-        r_thresh: r, from which multiple of the average on a norm is a spike.
-        clipping: "max" cuts to μ r, "mean" to μ, "reciprocal" between; or a function.
+        alpha: The share of the average μ that is kept per step. Default: 0.98.
+        r_thresh: r, the multiple of the average above which a norm is a spike. Default: 1.05.
+        clipping: The norm of a clipped spike: "max" clips to μ r, "mean" clips to μ, "reciprocal"
+            clips to a norm between, and a function of (q - 1, r - 1) returns f. Default: "max".
 
     Example:
         >>> import torch
@@ -37,7 +44,7 @@ class EMARatio(Criterion):
         >>> model = torch.nn.Linear(10, 1)
         >>> clip = AdaptiveClip(EMARatio(r_thresh=1.5), warmup=None)
         >>> opt = Modular(model.parameters(), clip, Adam(), LR(1e-3))
-    """  # noqa: E501
+    """
 
     alpha: Live[Share] = 0.98
     r_thresh: Live[Annotated[float, Within(above=1)]] = 1.05
@@ -55,11 +62,12 @@ class EMARatio(Criterion):
         return {"mean": mean}
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
-        mean, r = state["mean"], group["r_thresh"]
+        mean = state["mean"]
+        r = group["r_thresh"]
         q = norm / mean
         limit = mean * (1 + clipping_function(self.clipping)(q - 1, r - 1))
-        usual = at_most(norm, mean * r)
-        limit = torch.where(usual, torch.full_like(limit, torch.inf), limit)
+        no_spike = at_most(norm, mean * r)
+        limit = torch.where(no_spike, torch.full_like(limit, torch.inf), limit)
         return none_yet(limit, mean)
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:

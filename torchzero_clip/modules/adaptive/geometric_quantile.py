@@ -1,4 +1,4 @@
-"""GeometricQuantile: a limit that moves by a factor a step, towards a quantile of past norms."""
+"""GeometricQuantile: a criterion whose limit moves by a factor toward a quantile of past norms."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ from torchzero_clip.modules.adaptive.criterion import Criterion, at_most, none_y
 
 
 class GeometricQuantile(Criterion):
-    """Q ← Q · exp(rate · (q - [n ≤ Q]))
+    """A running estimate of a quantile that moves by a factor per step, as the limit.
 
-    Q settles where a share q of the norms is no larger, whatever their scale; from J times too high
-    it is back after log J / (rate · (1 - q)) steps. It begins at the mean of the warm-up, or at the
-    first norm.
+    Use it if the scale of the norms is unknown: the speed does not depend on the scale.
+
+    Q ← Q · exp(rate · (q - [n ≤ Q]))
+
+    Here n is the norm of the step, Q is the limit, and [n ≤ Q] is 1 if n is at most Q and 0 if
+    not. Q starts at the mean of the warm-up, or at the first norm. It settles where a share q of
+    the norms is at most Q. If Q is too high by a factor J, it is back after
+    log J / (rate · (1 - q)) steps.
 
     Args:
-        q: Between 0 and 1.
-        rate: How far Q moves a step, in terms of its logarithm.
+        q: The quantile, from 0 to 1. Default: 0.5.
+        rate: The speed: the change of log Q per step is at most `rate`. Default: 0.2.
 
     Example:
         >>> import torch

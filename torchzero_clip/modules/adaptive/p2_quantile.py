@@ -1,4 +1,4 @@
-"""P2Quantile: a limit at a quantile of all past norms, kept in five numbers."""
+"""P2Quantile: a criterion whose limit is a quantile of all past norms, in constant memory."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from torchzero_clip.modules.adaptive.criterion import Criterion, below, none_yet
 
 
 class P2Quantile(Criterion):
-    """The q-quantile of all past norms by the P² estimator: five markers, no window
+    """A quantile of all past norms by the P² estimator, as the limit.
 
-    The markers stand at the minimum, q/2, q, (1+q)/2 and the maximum; a middle one that is a whole
-    rank off moves by one, along a parabola through its neighbours. A spike stays the highest marker
-    and draws the one below it up: at q = 0.95, one of 100 times the level is forgotten after 500
-    steps or so, one of a million can leave the estimate many times too high for ten thousand. A
-    lasting change of level is followed as fast as new norms outnumber old.
+    Use it for a quantile of the whole run. The estimator needs five markers and no window.
+
+    The markers estimate the minimum, the quantiles q/2, q and (1+q)/2, and the maximum. If a middle
+    marker is off by a whole rank, it moves by one rank along a parabola through its neighbors.
+
+    A spike stays the highest marker and raises the marker below it. At q = 0.95, the estimate
+    forgets a spike of 100 times the level after about 500 steps. A spike of a million times the
+    level can keep the estimate many times too high for ten thousand steps. If the level changes for
+    good, the estimate follows as new norms outnumber old norms.
 
     Args:
-        q: Between 0 and 1.
+        q: The quantile, from 0 to 1.
 
     Example:
         >>> import torch
@@ -53,42 +57,54 @@ class P2Quantile(Criterion):
         return none_yet(limit, limit)
 
     def estimate(self, state: UnitState, group: Group) -> Tensor:
-        """The quantile of the norms so far."""
-        heights, seen = state["heights"], state["seen"]
-        place = (seen - 1).clamp(0, 4) * group["q"]  # among the first, which are in order
-        both = torch.stack([place.floor(), place.ceil()], dim=1).long()
-        low, high = heights.gather(1, both).unbind(1)
-        first = torch.lerp(low, high, (place - place.floor()).to(low.dtype))
-        return torch.where(seen < 5, first, heights[:, 2])
+        """Return the estimate of the quantile, from all norms so far."""
+        heights = state["heights"]
+        seen = state["seen"]
+        # the first five norms are the heights themselves, sorted: the quantile lies between two
+        rank = (seen - 1).clamp(0, 4) * group["q"]
+        neighbors = torch.stack([rank.floor(), rank.ceil()], dim=1).long()
+        low, high = heights.gather(1, neighbors).unbind(1)
+        early_estimate = torch.lerp(low, high, (rank - rank.floor()).to(low.dtype))
+        return torch.where(seen < 5, early_estimate, heights[:, 2])
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
-        heights, positions, seen = state["heights"], state["positions"], state["seen"]
+        heights = state["heights"]
+        positions = state["positions"]
+        seen = state["seen"]
         x = norm.to(heights.dtype)
-        first = torch.where(torch.arange(5, device=x.device) == seen[:, None], x[:, None], heights)
-        moved, ranks = self._move(x, heights, positions, group["q"])
-        full = (seen >= 5)[:, None]
+        is_next = torch.arange(5, device=x.device) == seen[:, None]
+        filled = torch.where(is_next, x[:, None], heights)
+        new_heights, new_positions = self._move(x, heights, positions, group["q"])
+        all_filled = (seen >= 5)[:, None]
         return {
-            "heights": torch.where(full, moved, first.sort(dim=1).values),
-            "positions": torch.where(full, ranks, positions),
+            "heights": torch.where(all_filled, new_heights, filled.sort(dim=1).values),
+            "positions": torch.where(all_filled, new_positions, positions),
             "seen": seen + 1,
         }
 
     def _move(
         self, x: Tensor, heights: Tensor, positions: Tensor, q: float | Tensor
     ) -> tuple[Tensor, Tensor]:
+        """Return the heights and positions of the five markers after a norm x."""
         low, *middle, high = heights.unbind(1)
         h = [torch.minimum(x, low), *middle, torch.maximum(x, high)]
         n = list((positions + below(x[:, None], heights)).unbind(1))
-        n[0], n[4] = positions[:, 0], positions[:, 4] + 1
+        n[0] = positions[:, 0]
+        n[4] = positions[:, 4] + 1
         ranks = n[4] - 1
         for i, share in ((1, q / 2), (2, q), (3, (1 + q) / 2)):
             off = (1 + ranks * share - n[i]).trunc().clamp(-1, 1)
-            up, down, rises = n[i + 1] - n[i], n[i] - n[i - 1], off > 0
-            d = off * (torch.where(rises, up, down) > 1)
-            rise_up, rise_down = (h[i + 1] - h[i]) / up, (h[i] - h[i - 1]) / down
-            bend = ((down + d) * rise_up + (up - d) * rise_down) / (up + down)
-            curved = h[i] + d * bend
+            up = n[i + 1] - n[i]
+            down = n[i] - n[i - 1]
+            rises = off > 0
+            has_room = torch.where(rises, up, down) > 1
+            d = torch.where(has_room, off, 0.0)
+            slope_up = (h[i + 1] - h[i]) / up
+            slope_down = (h[i] - h[i - 1]) / down
+            parabolic = ((down + d) * slope_up + (up - d) * slope_down) / (up + down)
+            curved = h[i] + d * parabolic
             inside = (h[i - 1] < curved) & (curved < h[i + 1])
-            slope = torch.where(inside, bend, torch.where(rises, rise_up, rise_down))
-            h[i], n[i] = h[i] + d * slope, n[i] + d
+            linear = torch.where(rises, slope_up, slope_down)
+            h[i] = h[i] + d * torch.where(inside, parabolic, linear)
+            n[i] = n[i] + d
         return torch.stack(h, dim=1), torch.stack(n, dim=1)

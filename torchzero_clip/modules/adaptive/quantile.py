@@ -1,4 +1,4 @@
-"""Quantile: a limit at a quantile of the norms in a window."""
+"""Quantile: a criterion whose limit is a quantile of the norms in a window."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from torchzero_clip.modules.adaptive.criterion import Criterion, none_yet
 
 
 class Quantile(Criterion):
-    """The q-quantile of the last `window` norms, interpolated linearly
+    """A quantile of the last `window` norms, interpolated linearly, as the limit.
+
+    Use it if a spike must be forgotten completely: its norm leaves the window after `window` steps.
 
     Args:
-        q: Between 0 and 1.
-        window: How many norms are remembered; a spike is forgotten after as many steps.
+        q: The quantile, from 0 to 1.
+        window: The number of norms in the window. Default: 1024.
 
     Example:
         >>> import torch

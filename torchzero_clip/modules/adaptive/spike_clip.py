@@ -1,4 +1,4 @@
-"""SpikeClip: entries far above their own second moment."""
+"""SpikeClip: a rule that limits elements far above their own second moment."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ from torchzero_clip.core.bounds import Count, Positive, Share, Whole
 
 
 class SpikeClip(Transform):
-    """u ← sign(u) · min(|u|, √(θ v));   v ← β v + (1 - β) u²
+    """Spike-aware clipping: cuts elements far above the average of their own squares.
 
-    An entry whose v is still zero has no bound. A NaN or an infinity leaves its v alone.
+    Use it before `Adam`, or inside `Reset` with `Adam`, which is the method of the paper.
+
+    u ← sign(u) · min(|u|, √(θ v));   v ← β v + (1 - β) u²
+
+    Here v is the average of the squares of each element, after clipping. An element whose v is
+    still zero has no limit. If an element is NaN or infinite, its v does not change.
 
     Args:
-        threshold: θ, how far above its average square an entry's square may be.
-        beta: How much of v is kept a step; None as the second of `betas` of the nearest link that
-            has some, as `Adam`.
-        wait: Nothing is cut before the step of this number, while v observes all that comes; each
-            parameter counts its own, from 1.
-        every: It waits anew from each step whose number this divides, which then counts as 0.
+        threshold: θ, the largest ratio of the square of an element to v. Default: 5000.0.
+        beta: The share of the average v that is kept per step. None uses the second of `betas` of
+            the nearest link that has `betas`, such as `Adam`. Default: 0.999.
+        wait: The step from which the rule clips, counted from 1 for each parameter. In earlier
+            steps v only observes. Default: 0.
+        every: If not None, the count for `wait` restarts at 0 in each step whose number is a
+            multiple of `every`. Default: None.
 
     Example:
         >>> import torch
@@ -47,10 +53,12 @@ class SpikeClip(Transform):
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         step = {"step": counter(param)} if self.wait else {}
-        return {**step, "rms": zeros_like_state(param)}  # √v, whose range is that of u
+        return {**step, "rms": zeros_like_state(param)}  # √v, because squares could overflow
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        rms, finite, beta = state["rms"], u.isfinite(), group["beta"]
+        rms = state["rms"]
+        finite = u.isfinite()
+        beta = group["beta"]
         bound = rms.mul(group["threshold"] ** 0.5).where(rms.positive(), math.inf)
         if self.wait:
             t = state["step"].add_(1).stack()

@@ -1,4 +1,4 @@
-"""TrustRatio: the update in proportion to the weight."""
+"""TrustRatio: a rule that sets the norm in proportion to the weight."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ from torchzero_clip.core.bounds import NonNegative
 
 
 class TrustRatio(NormRule):
-    """u ← u · min(max(coefficient · ‖w‖ / ‖u‖, low), high), and u where either norm is zero
+    """Layer-wise adaptive rates: scales each update to a multiple of the norm of its weight.
 
-    After Adam and WeightDecay it is LAMB (tested against optax). LARS scales before its momentum:
-    WeightDecay, TrustRatio, LR, then Momentum (tested against optax).
+    Use it for training with very large batches.
+
+    u ← u · min(max(coefficient · ‖w‖ / ‖u‖, low), high), and u where either norm is zero
+
+    After `Adam` and `WeightDecay` it is LAMB (tested against optax). LARS scales before its
+    momentum: `WeightDecay`, `TrustRatio`, `LR`, then `Momentum` (tested against optax).
 
     Args:
-        coefficient: The ratio of the norms that every step has.
-        dim: What is measured together, as in `ClipNorm`.
-        inverse_dims: Take all dims except those given.
-        min_size: Units of fewer elements are left alone.
-        bounds: low and high, between which the factor stays.
+        coefficient: The ratio of the norm of the update to the norm of the weight. Default: 1.0.
+        dim: The elements that share one norm, as in `ClipNorm`. Default: None, each tensor.
+        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
+        bounds: The range (low, high) of the factor that multiplies the update.
+            Default: (0.0, math.inf).
 
     Example:
         >>> import torch
@@ -56,10 +61,12 @@ class TrustRatio(NormRule):
             )
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
-        weight, (low, high) = self.measure(group["params"]), group["bounds"]
-        limit = group["coefficient"] * weight
-        share = limit / norm
-        factor = share.clamp(min=low).clamp(max=high)
-        held = (factor != share) & torch.isfinite(norm)  # an infinite norm has no share to raise
-        limit = torch.where(held, factor * norm, limit)
-        return torch.where(weight > 0, limit, norm)
+        weight_norm = self.measure(group["params"])
+        low, high = group["bounds"]
+        limit = group["coefficient"] * weight_norm
+        ratio = limit / norm
+        factor = ratio.clamp(min=low).clamp(max=high)
+        # an infinite norm has the ratio 0, which the lower bound must not raise
+        bounded = (factor != ratio) & torch.isfinite(norm)
+        limit = torch.where(bounded, factor * norm, limit)
+        return torch.where(weight_norm > 0, limit, norm)

@@ -1,4 +1,4 @@
-"""ZClip: spikes of the norm, found by their z-score, cut to near the average."""
+"""ZClip: a rule that finds spikes of the norm by their z-score."""
 
 from __future__ import annotations
 
@@ -15,21 +15,28 @@ from torchzero_clip.modules.adaptive.z_stat import ZStat
 
 
 class ZClip(AdaptiveRule):
-    """z = (n - μ) / (σ + 1e-6);   if z > t: u ← u · (μ + σ t² / z) / n
+    """Norm clipping for loss spikes: finds spikes of the norm by their z-score and cuts them.
 
-    Then μ ← α μ + (1 - α) c and v ← α v + (1 - α)(c - μ)², c the norm after the cut, σ = √v.
-    Since it observes what it cut, a lasting jump of the norm to a new level is never followed
-    (except in mode "percentile"): every later norm is a spike. Where that may happen take
-    `AutoClip`.
+    It was made for the pretraining of large language models. If the norm may jump to a new level
+    for good, use `AutoClip` instead. `ZClip` observes the norms that it has clipped, so in modes
+    "adaptive" and "mean" every norm at a new level stays a spike.
+
+    z = (n - μ) / (σ + 1e-6);   if z > t: u ← u · (μ + σ t² / z) / n
+
+    Here n is the norm of the step. The averages then move to μ ← α μ + (1 - α) c and
+    v ← α v + (1 - α)(c - μ)². Here c is the norm after clipping, and σ = √v.
 
     Args:
-        alpha: How much of the averages is kept a step.
-        z_thresh: t, from which z on a norm is a spike.
-        max_norm: A limit besides, from the first step on, or None. It is not observed.
-        warmup_steps: How many norms the averages start from.
-        mode: "adaptive" cuts to μ + σ t² / z, "mean" to μ, "percentile" to μ + σ t.
-        skip_on_spike: Make the update of a spike zero.
-        dim: What is measured together: "global", "group", "layer", or None for each tensor.
+        alpha: The share of the averages that is kept per step. Default: 0.97.
+        z_thresh: t, the z-score above which a norm is a spike. Default: 2.5.
+        max_norm: A second, fixed limit that acts from the first step on, or None. The averages do
+            not observe its effect. Default: 1.0.
+        warmup_steps: The number of norms from which the averages start. Default: 25.
+        mode: The norm of a clipped spike: "adaptive" gives μ + σ t² / z, "mean" gives μ, and
+            "percentile" gives μ + σ t. Default: "adaptive".
+        skip_on_spike: If True, the update of a spike becomes zero. Default: False.
+        dim: The tensors that share one norm: "global", "group", "layer", or None for each tensor.
+            Default: "global".
 
     Example:
         >>> import torch
@@ -65,7 +72,7 @@ class ZClip(AdaptiveRule):
 
 
 class _ZClipStat(ZStat):
-    """The averages of ZClip: population variance, μ first, then v against the new μ"""
+    """The averages of ZClip: a population variance, and μ moves before v, which uses the new μ."""
 
     eps = 1e-6
     pure = True

@@ -1,4 +1,4 @@
-"""ZScoreClip: a limit at the average plus zmax deviations."""
+"""ZScoreClip: a rule that limits the norm to the average plus `zmax` deviations."""
 
 from __future__ import annotations
 
@@ -14,17 +14,23 @@ from torchzero_clip.modules.adaptive.criterion import Criterion, blend, none_yet
 
 
 class ZScoreClip(AdaptiveRule):
-    """u ← u · min(1, (m + zmax · √v) / ‖u‖), m and v the running mean and variance of the raw norms
+    """Norm clipping without a threshold: the limit is the mean plus `zmax` standard deviations.
 
-    Raw norms are observed, so a spike widens the limit for a while: its share of v falls by the
-    factor ema_decay a step. While v is zero, up to the rounding of m, there is no limit.
+    It observes raw norms, so it follows a lasting change of the norm. A spike widens the limit for
+    a while: its share of the variance falls by the factor `ema_decay` per step.
+
+    u ← u · min(1, (m + zmax · √v) / ‖u‖), m and v the running mean and variance of the raw norms
+
+    There is no limit while v is zero, up to the rounding of m.
 
     Args:
-        zmax: How many deviations above the mean a norm may be.
-        ema_decay: How much of m and v is kept a step.
-        warmup_steps: How many norms are only observed first.
-        dim: What is measured together: "global", "group", "layer", or None for each tensor.
-        warmup: A rule that clips meanwhile, such as ClipNorm(1.0, dim="global"), or None.
+        zmax: The number of standard deviations above the mean that a norm may have. Default: 3.0.
+        ema_decay: The share of m and v that is kept per step. Default: 0.99.
+        warmup_steps: The number of norms that the rule observes before it clips. Default: 20.
+        dim: The tensors that share one norm: "global", "group", "layer", or None for each tensor.
+            Default: "global".
+        warmup: The rule that clips during the warm-up, such as `ClipNorm(1.0, dim="global")`, or
+            None for no clipping. Default: None.
 
     Example:
         >>> import torch
@@ -46,7 +52,7 @@ class ZScoreClip(AdaptiveRule):
 
 
 class _Score(Criterion):
-    """m + zmax · √v, both averages from the first norm on"""
+    """The mean plus `zmax` standard deviations; both averages start at the first norm."""
 
     pure = True
 
@@ -58,12 +64,15 @@ class _Score(Criterion):
         return none_yet(state["mean"] + group["zmax"] * std, std, state["mean"])
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
-        mean, std, first = state["mean"], state["std"], state["seen"] == 0
+        mean = state["mean"]
+        std = state["std"]
+        is_first = state["seen"] == 0
         decay = group["ema_decay"]
-        var = decay * (std**2 + (1 - decay) * (norm - mean) ** 2)  # EMA of n² minus square of m
+        # the average of n² minus the square of the average of n, without cancellation
+        var = decay * (std**2 + (1 - decay) * (norm - mean) ** 2)
         return {
-            "mean": torch.where(first, norm, blend(mean, norm, decay)),
-            "std": torch.where(first, torch.zeros_like(std), var.sqrt()),
+            "mean": torch.where(is_first, norm, blend(mean, norm, decay)),
+            "std": torch.where(is_first, torch.zeros_like(std), var.sqrt()),
             "seen": torch.ones_like(state["seen"]),
         }
 

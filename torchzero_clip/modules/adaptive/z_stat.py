@@ -1,4 +1,4 @@
-"""ZStat: a limit in standard deviations above the average."""
+"""ZStat: a criterion whose limit is a number of standard deviations above the average norm."""
 
 from __future__ import annotations
 
@@ -24,18 +24,24 @@ from torchzero_clip.modules.adaptive.criterion import (
 
 
 class ZStat(Criterion):
-    """z = (n - μ) / (√v + 1e-8);   if z > t the limit is μ + f · √v, f = clipping(z, t)
+    """The z-score of the norm: a norm too many standard deviations above the average is a spike.
 
-    Then v ← α v + (1 - α)(x - μ)², and μ ← α μ + (1 - α) x. While v is zero, up to the
-    rounding of μ, there is no limit.
-    With clipped norms, "reciprocal" and "mean" never follow a lasting rise to a new level: every
-    later norm is a spike. "max" does, and so do all with `observe="raw"`, which then forget a
-    spike of J deviations after log((1 - α) J²) / -log α steps.
+    z = (n - μ) / (√v + 1e-8);   if z > t the limit is μ + f · √v, f = clipping(z, t);
+    v ← α v + (1 - α)(x - μ)²;   μ ← α μ + (1 - α) x
+
+    Here n is the norm of the step and x is the observed norm, by default the norm after clipping.
+    There is no limit while v is zero, up to the rounding of μ.
+
+    With clipped norms, "reciprocal" and "mean" never follow a norm that rises to a new level for
+    good: every later norm is a spike. "max" follows it. With `observe="raw"` in `AdaptiveClip`,
+    all of them follow it. They then forget a spike of J deviations after
+    log((1 - α) J²) / -log α steps.
 
     Args:
-        alpha: How much of the averages is kept a step.
-        z_thresh: t, from which z on a norm is a spike.
-        clipping: "reciprocal" for f = t² / z, "mean" for 0, "max" for t, or a function of (z, t).
+        alpha: The share of the averages that is kept per step. Default: 0.97.
+        z_thresh: t, the z-score above which a norm is a spike. Default: 2.5.
+        clipping: The function f: "reciprocal" for t² / z, "mean" for 0, "max" for t, or a custom
+            function of (z, t). Default: "reciprocal".
 
     Example:
         >>> import torch
@@ -66,14 +72,18 @@ class ZStat(Criterion):
         return {"mean": mean, "std": torch.where(std <= TIE * mean, torch.zeros_like(std), std)}
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
-        mean, std, t = state["mean"], state["std"], group["z_thresh"]
+        mean = state["mean"]
+        std = state["std"]
+        t = group["z_thresh"]
         z = (norm - mean) / (std + self.eps)
         limit = mean + clipping_function(self.clipping)(z, t) * std
-        usual = at_most(norm, mean + t * (std + self.eps))
-        return none_yet(torch.where(usual, torch.full_like(limit, torch.inf), limit), std)
+        no_spike = at_most(norm, mean + t * (std + self.eps))
+        return none_yet(torch.where(no_spike, torch.full_like(limit, torch.inf), limit), std)
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
-        mean, std, alpha = state["mean"], state["std"], group["alpha"]
+        mean = state["mean"]
+        std = state["std"]
+        alpha = group["alpha"]
         return {
             "std": blend_squares(std, deviation(norm, mean), alpha),
             "mean": blend(mean, norm, alpha),

@@ -1,4 +1,4 @@
-"""Weights for evaluation: averages of what training goes through."""
+"""Rules that keep averaged weights, for evaluation or in place of a schedule."""
 
 from torchzero_clip.modules.averages.lookahead import Lookahead
 from torchzero_clip.modules.averages.schedule_free import ScheduleFree

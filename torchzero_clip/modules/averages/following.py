@@ -1,9 +1,9 @@
-"""What averages of weights share: where they stand, how they begin and move.
+"""Functions that the rules with averaged weights share: how an average starts and moves.
 
 Steps are counted for each parameter, not once for the model. A parameter that is unfrozen late has
-weights of its own from there on: its average begins at these, with the first share and warm-up, its
-mean is over as many as there were, and it is drawn back after k steps that it has made. A count of
-the model would take its average for one that is long under way, and hold it at where it was frozen.
+an average of its own from that step on: it starts at the weights of that step, with the first
+share and warm-up. With a count for the model, its average would count as an old one, and would
+stay near the frozen weights.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torchzero_clip.core import Group, TensorList, zeros_like_state
 
 
 def begun(param: Tensor) -> Tensor:
-    """An average that begins at a parameter, in the dtype of its state."""
+    """Return an average that starts at the weights of a parameter, in the dtype of its state."""
     return zeros_like_state(param).copy_(param.detach())
 
 
 def follow(average: TensorList, share: Tensor, u: TensorList, group: Group) -> None:
-    """Move averages by a share, one a tensor, towards the weights that the step u leaves.
+    """Move each average by its share toward the weights that are left after the step u.
 
-    What is taken off and what is put there is multiplied by one number, however that is rounded.
+    The same share multiplies the average and the weights, so rounding of the share does no harm.
     """
     average.add_(average, alpha=-share).add_(group["params"], alpha=share).add_(u, alpha=-share)

@@ -1,4 +1,4 @@
-"""Lookahead: fast weights that are drawn back to slow ones."""
+"""Lookahead: a rule that pulls the fast weights back to slow weights."""
 
 from __future__ import annotations
 
@@ -13,16 +13,22 @@ from torchzero_clip.modules.averages.following import begun, follow
 
 
 class Lookahead(Transform):
-    """φ ← φ + alpha (w - u - φ), and w ← φ, in every k-th step
+    """Lookahead: every `k` steps, the weights return to slow weights that follow part of the way.
 
-    Put it behind LR, where the update is the step that is subtracted. φ are the weights for
-    evaluation, which `with opt.averaged():` has in the place of the fast ones.
+    Use it to stabilize another optimizer. Put it after `LR`, where the update is the step that is
+    subtracted from the weights.
+
+    φ ← φ + alpha (w - u - φ), and w ← φ, in every k-th step
+
+    Here φ are the slow weights and w the weights. `with opt.averaged():` evaluates the model with
+    the slow weights.
 
     Args:
-        k: The steps from one look ahead to the next.
-        alpha: How far φ moves towards the fast weights.
-        start: "weights": φ begins as the weights before the first step, as in the paper; "sync": as
-            those after the k-th, which stay, as in timm.
+        k: The number of steps between two returns to the slow weights. Default: 6.
+        alpha: The share of the way that φ moves toward the fast weights. Default: 0.5.
+        start: The first slow weights: "weights" for the weights before the first step, as in the
+            paper, or "sync" for the weights after the k-th step, as in timm. With "sync" the k-th
+            step does not change the weights. Default: "weights".
 
     Example:
         >>> import torch
@@ -46,11 +52,13 @@ class Lookahead(Transform):
         return {"step": counter(param), "slow": begun(param)}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        t, slow = state["step"].add_(1).stack(), state["slow"]
+        t = state["step"].add_(1).stack()
+        slow = state["slow"]
         sync = t % self.k == 0
         share = torch.where(sync, torch.zeros_like(t) + group["alpha"], 0.0)
-        if self.start == "sync":  # until then φ is the fast weights
-            share, sync = torch.where(t <= self.k, 1.0, share), sync & (t > self.k)
+        if self.start == "sync":  # up to the k-th step, φ is equal to the fast weights
+            share = torch.where(t <= self.k, 1.0, share)
+            sync = sync & (t > self.k)
         follow(slow, share, u, group)
         back = sync.to(t.dtype)
         return u.mul_(1 - back).add_(group["params"], alpha=back).add_(slow, alpha=-back)

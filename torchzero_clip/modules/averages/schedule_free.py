@@ -1,4 +1,4 @@
-"""ScheduleFree: an average of weights in the place of a schedule."""
+"""ScheduleFree: a rule with an average of the weights in place of a schedule."""
 
 from __future__ import annotations
 
@@ -13,20 +13,28 @@ from torchzero_clip.modules.averages.following import begun
 
 
 class ScheduleFree(Transform):
-    """z ← z - u;   x ← (1 - c) x + c z;   w ← beta · x + (1 - beta) z
+    """Schedule-free training: an average of the weights replaces the decay of the learning rate.
 
-    Put it behind LR, where the update is the step that is subtracted. Gradients are taken at w, and
-    x are the weights for evaluation, which `with opt.averaged():` has in the place of w. Of each z
-    the weight in x is tʳ · (largest lr so far)ᵖ, and c its share in the sum of all so far. There is
-    no schedule but a warm-up of lr, and no momentum before it.
+    Use it if you don't know in advance how long the run will be. Put it after `LR`, where the
+    update is the step that is subtracted from the weights. Leave momentum out of the rules before
+    it, and use no schedule except a warm-up.
+
+    z ← z - u;   x ← (1 - c) x + c z;   w ← beta · x + (1 - beta) z
+
+    Here z are the weights that receive the steps, x are the averaged weights, and w are the
+    weights of the model, where gradients are computed. `with opt.averaged():` evaluates the model
+    with x. In step t, z enters the average with the weight tʳ · (largest lr so far)ᵖ. The factor c
+    is this weight divided by the sum of all weights so far.
 
     Args:
-        beta: How near to x gradients are taken: what momentum is elsewhere. None as the first of
-            `betas` of the nearest link that has some, as `Adam(momentum=False)`.
-        r: The power of the step in the weight of z.
-        weight_lr_power: The power p of the learning rate in it.
-        rectified: Have the first steps, and the weights of their z, as short as those of RAdam, by
-            the second of `betas` of an `Adam` before it: no warm-up is needed.
+        beta: The position of w between z (0) and x (1), which acts as momentum. None uses the
+            first of `betas` of the nearest link that has `betas`, such as `Adam(momentum=False)`.
+            Default: 0.9.
+        r: The power of the step number in the weight of z. Default: 0.0.
+        weight_lr_power: p, the power of the learning rate in the weight of z. Default: 2.0.
+        rectified: If True, the first steps are short and have small weights, as in RAdam, so no
+            warm-up is needed. It needs an `Adam` before this link, for the second of its `betas`.
+            Default: False.
 
     Example:
         >>> import torch
@@ -60,14 +68,15 @@ class ScheduleFree(Transform):
         return {"step": 0.0, "lr_max": 0.0, "weight_sum": 0.0}
 
     def advance_group(self, numbers: dict[str, Tensor], group: Group) -> dict[str, Tensor]:
-        step, sum_ = numbers["step"] + 1, numbers["weight_sum"]
+        step = numbers["step"] + 1
         rate = torch.zeros_like(step) + group["lr"] * self._rectified(step, group)
         largest = numbers["lr_max"].maximum(rate)
         weight = _weight(step, largest, group)
-        return {"step": step, "lr_max": largest, "weight_sum": sum_ + weight}
+        return {"step": step, "lr_max": largest, "weight_sum": numbers["weight_sum"] + weight}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        beta, total = group["beta"], group["weight_sum"]
+        beta = group["beta"]
+        total = group["weight_sum"]
         c = torch.where(total > 0, _weight(group["step"], group["lr_max"], group) / total, 0.0)
         if self.rectified:
             u = u.mul_(self._rectified(group["step"], group))
@@ -76,7 +85,7 @@ class ScheduleFree(Transform):
         return u.add_(z, alpha=-c)
 
     def _rectified(self, step: Tensor, group: Group) -> Any:
-        """The factor of RAdam, 0 as long as too few gradients are in the second moment."""
+        """Return the factor of RAdam, or 0 while the second moment has too few gradients."""
         if not self.rectified:
             return 1.0
         beta2 = group["betas"][1]
@@ -91,5 +100,5 @@ class ScheduleFree(Transform):
 
 
 def _weight(step: Tensor, largest: Tensor, group: Group) -> Tensor:
-    """The weight of z in the average, after so many steps and at the largest rate so far."""
+    """Return the weight of z in the average, for a step number and the largest rate so far."""
     return step ** group["r"] * largest ** group["weight_lr_power"]

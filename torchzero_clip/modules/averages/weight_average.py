@@ -1,4 +1,4 @@
-"""WeightAverage: the equal mean of weights, for evaluation."""
+"""WeightAverage: a rule that keeps the equal mean of the weights, for evaluation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from torchzero_clip.modules.averages.following import begun, follow
 
 
 class WeightAverage(Transform):
-    """a ← a + (w - u - a) / n, the mean of n weights, for evaluation; u stays as it is
+    """Stochastic weight averaging: keeps the equal mean of past weights, for evaluation.
 
-    Put it last, where the update is the step that is subtracted; `with opt.averaged():` then has a
-    in the place of the weights. Until `start` steps are done, a is the weights themselves.
+    Put it last, where the update is the step that is subtracted from the weights. The rule does
+    not change the update. `with opt.averaged():` evaluates the model with the mean.
+
+    a ← a + (w - u - a) / n, the mean of n weights, for evaluation; u stays as it is
+
+    Until `start` steps are done, a is equal to the weights.
 
     Args:
-        start: The steps before the first whose weights count.
-        every: The steps from one that counts to the next.
+        start: The number of steps before the first weights that enter the mean. Default: 0.
+        every: The number of steps between two weights that enter the mean. Default: 1.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""WeightEMA: the weights of the last steps, averaged, for evaluation."""
+"""WeightEMA: a rule that keeps a moving average of the weights, for evaluation."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from torchzero_clip.modules.averages.following import begun, follow
 
 
 class WeightEMA(Transform):
-    """e ← decay · e + (1 - decay) (w - u), the weights for evaluation; u stays as it is
+    """Weight EMA: keeps an exponential moving average of the weights, for evaluation.
 
-    e begins as the weights after the first step. Put it last, where the update is the step that is
-    subtracted; `with opt.averaged():` then has e in the place of the weights.
+    Put it last, where the update is the step that is subtracted from the weights. The rule does
+    not change the update. `with opt.averaged():` evaluates the model with the average.
+
+    e ← decay · e + (1 - decay) (w - u), the weights for evaluation; u stays as it is
+
+    The average e starts at the weights after the first step.
 
     Args:
-        decay: How much of e is kept each time.
-        every: The steps from one time to the next.
-        warmup: Let the decay grow: min(decay, (1 + n) / (10 + n)) the n-th time, the first is 0.
+        decay: The share of the average e that is kept each time. Default: 0.999.
+        every: The number of steps between two changes of the average. Default: 1.
+        warmup: If True, the decay of the n-th change is min(decay, (1 + n) / (10 + n)), counted
+            from 0, so the average follows the first weights faster. Default: False.
 
     Example:
         >>> import torch

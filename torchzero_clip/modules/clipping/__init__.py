@@ -1,4 +1,4 @@
-"""Bounds on values and norms, fixed or from the recent past."""
+"""Rules that limit or set the values and norms of an update, some of them from the recent past."""
 
 from torchzero_clip.modules.clipping.centralize import Centralize
 from torchzero_clip.modules.clipping.clip_norm import ClipNorm

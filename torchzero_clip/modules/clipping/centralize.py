@@ -1,4 +1,4 @@
-"""Centralize: the mean exactly zero."""
+"""Centralize: a rule that subtracts the mean."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from torchzero_clip.core import Bucket, Group, NormRule, Scope, State, TensorLis
 
 
 class Centralize(NormRule):
-    """u ← u - mean(u)
+    """Gradient centralization: subtracts the mean of the update, so that the new mean is zero.
 
-    The gradient centralization of the paper takes the mean of each output unit, which for torch's
-    layout (out, in, ...) is `Centralize(dim=0, inverse_dims=True)` (tested against
+    Use it before an optimizer such as SGD with momentum to regularize the weights of a layer.
+
+    u ← u - mean(u)
+
+    The paper takes one mean per output unit. For the layout of torch, (out, in, ...), write
+    `Centralize(dim=0, inverse_dims=True)` (tested against
     Yonghongwei/Gradient-Centralization).
 
     Args:
-        dim: What is averaged together, as in `ClipNorm`.
-        inverse_dims: Take all dims except those given.
-        min_size: Units of fewer elements are left alone.
+        dim: The elements that share one mean: None for each tensor, an int or ints for each slice
+            along these dims, or "layer", "group" or "global". Default: None.
+        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 2.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""ClipNorm: the norm at most max_norm."""
+"""ClipNorm: a rule that limits the norm."""
 
 from __future__ import annotations
 
@@ -9,16 +9,28 @@ from torchzero_clip.core.bounds import NonNegative
 
 
 class ClipNorm(NormRule):
-    """u ← u · min(1, max_norm / ‖u‖)
+    """Norm clipping: scales the update down if its norm is larger than `max_norm`.
+
+    Use it if you know a good threshold. The direction of the update does not change.
+
+    u ← u · min(1, max_norm / ‖u‖)
+
+    Here u is the update that the rule receives: the gradient, if the rule is the first in the
+    chain. By default each tensor has its own norm. With `dim="global"` all tensors share one
+    norm, as in `torch.nn.utils.clip_grad_norm_` (tested against torch).
+
+    A NaN norm gives NaN: the rule does not hide a broken step. `Guard` skips such a step.
 
     Args:
-        max_norm: The largest norm allowed; 0 gives zeros, inf never clips.
-        ord: Which norm: a number, or "l1", "linf", "std", "mad" and the like.
-        dim: What is measured together: `None` each tensor, an int or several ints each slice along
-            these dims, "layer", "group", or "global" for all tensors at once, which is what
-            `torch.nn.utils.clip_grad_norm_` does (tested against torch).
-        inverse_dims: Take all dims except those given.
-        min_size: Units of fewer elements are left alone.
+        max_norm: The largest norm allowed. 0 gives zeros, and `math.inf` never clips.
+        ord: The norm to measure: a number such as 2, or a name such as "l1", "linf", "rms", "std"
+            or "mad". Default: 2.
+        dim: The elements that share one norm. None measures each tensor. An int or several ints
+            measure each slice along these dims. "layer" measures the tensors of a layer together,
+            "group" the tensors of a parameter group, and "global" all tensors, on all ranks.
+            Default: None.
+        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""ClipNormByEMA: the norm of a moving average is the limit."""
+"""ClipNormByEMA: a rule that limits the norm to the norm of a moving average."""
 
 from __future__ import annotations
 
@@ -13,20 +13,28 @@ from torchzero_clip.core.bounds import AtLeastOne, NonNegative, Share
 
 
 class ClipNormByEMA(NormRule):
-    """m ← β m + (1 - β) u;   u ← u · min(1, max(‖m‖, eps) / ‖u‖)
+    """Norm clipping without a threshold: the limit is the norm of an average of past updates.
 
-    Since the average starts at zero the first steps are short: step t may have about 1 - βᵗ of the
-    usual norm. Once a norm of m other than zero has been seen it may grow by max_ema_growth a step,
-    and m shrinks with it. A unit with a NaN or an infinity leaves its average as it was.
+    Use it if you don't know a good threshold.
+
+    m ← β m + (1 - β) u;   u ← u · min(1, max(‖m‖, eps) / ‖u‖)
+
+    The average m starts at zero, so the first steps are short: step t has about 1 - βᵗ of the
+    usual norm. `ema_init="update"` avoids this. Once ‖m‖ is above zero, it grows at most by the
+    factor `max_ema_growth` per step, and the rule scales m down to this bound. If the update of a
+    tensor contains NaN or infinity, its average does not change.
 
     Args:
-        beta: How much of the average is kept a step.
-        ord: Which norm.
-        eps: The smallest limit.
-        tensorwise: False for one norm of all tensors, the same as dim="global".
-        max_ema_growth: The factor that ‖m‖ may grow by a step, or None.
-        ema_init: Start the average at "zeros" or at the first "update" of the unit.
-        dim: What is measured together, as in `ClipNorm`, without slices.
+        beta: The share of the average m that is kept per step. Default: 0.99.
+        ord: The norm to measure, as in `ClipNorm`. Default: 2.
+        eps: The smallest limit. Default: 1e-6.
+        tensorwise: False measures one norm of all tensors, as `dim="global"` does. Default: True.
+        max_ema_growth: The largest factor by which ‖m‖ grows per step, or None for no bound.
+            Default: 1.5.
+        ema_init: The start of the average: "zeros", or "update" for the first update that the rule
+            receives. Default: "zeros".
+        dim: The tensors that share one norm: None for each tensor, "layer", "group" or "global".
+            Slices are not supported. Default: None.
 
     Example:
         >>> import torch
@@ -65,14 +73,15 @@ class ClipNormByEMA(NormRule):
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
-        norm, state = units.norm(), units.load(self.init_unit())
+        norm = units.norm()
+        state = units.load(self.init_unit())
         seen = units.finite(norm)
         weights = self._weights(state, units.each("beta"))
         units.lerp_("ema", weights, where=seen)  # m ← β m + (1 - β) u, in units without NaN
         size = units.norm("ema")
         bounds = self._bounds(state["ema_norm"], units.each("max_ema_growth"))
         grown = torch.minimum(size, units.of_first_group(bounds))
-        units.div_("ema", torch.where(grown < size, units.ratio(size, grown), 1.0))  # m ≤ bound
+        units.div_("ema", torch.where(grown < size, units.ratio(size, grown), 1.0))  # ‖m‖ ≤ bound
         self.scale(units, norm, [grown.clamp(min=eps) for eps in units.each("eps")])
         last = torch.where(seen & (grown > 0), grown, state["ema_norm"])
         started = torch.maximum(state["started"], seen.to(norm.dtype))
@@ -80,13 +89,13 @@ class ClipNormByEMA(NormRule):
         return buckets
 
     def _weights(self, state: UnitState, betas: list[Any]) -> list[Tensor]:
-        """How much of the update each unit takes in, for the β of every group."""
+        """Return the weight of the update in the average of each unit, for the β of every group."""
         started = state["started"]
         first = (started == 0) & (self.ema_init == "update")
         weights = [torch.zeros_like(started) + (1 - beta) for beta in betas]
         return [torch.where(first, 1.0, weight) for weight in weights]
 
     def _bounds(self, before: Tensor, growths: list[Any]) -> list[Tensor]:
-        """The largest ‖m‖ for the growth of every group: any, before it was above zero."""
+        """Return the largest ‖m‖ for the growth of every group; infinity before ‖m‖ is above 0."""
         bounds = [before * (math.inf if growth is None else growth) for growth in growths]
         return [torch.where(before > 0, bound, math.inf) for bound in bounds]

@@ -1,4 +1,4 @@
-"""ClipNormGrowth: the norm may grow by so much a step."""
+"""ClipNormGrowth: a rule that limits how fast the norm grows."""
 
 from __future__ import annotations
 
@@ -13,26 +13,35 @@ from torchzero_clip.core.bounds import AtLeastOne, NonNegative
 
 
 class ClipNormGrowth(NormRule):
-    """u ← u · min(1, L / ‖u‖),   L = min(p + add, max(p, min_value) · mul);   p ← max(‖u‖, p / max_decay)
+    """Norm clipping without a threshold: the norm may grow only by a limited amount per step.
 
-    p is the norm that the last step was allowed. There is no bound until a norm other than zero has
-    been seen. After a jump that lasts, the limit reaches the new level in log(jump) / log(mul) steps.
+    Use it to cut short spikes without a fixed threshold. If the norm jumps to a higher level and
+    stays there, the limit follows in log(jump) / log(mul) steps.
+
+    u ← u · min(1, L / ‖u‖),   L = min(p + add, max(p, min_value) · mul);
+    p ← max(‖u‖, p / max_decay)
+
+    Here p remembers the norm after clipping. There is no limit until the rule has seen a norm
+    above zero.
 
     Args:
-        add: What the norm may grow by a step, added.
-        mul: What the norm may grow by a step, as a factor.
-        min_value: The factor counts from here when the last norm was smaller.
-        max_decay: The memory p falls at most by this factor a step; None for no such bound.
-        ord: Which norm.
-        parameterwise: False for one norm of all tensors, the same as dim="global".
-        dim: What is measured together, as in `ClipNorm`, without slices.
+        add: The largest increase of the norm per step, as a difference. Default: None, no limit.
+        mul: The largest increase of the norm per step, as a factor. Default: 1.5.
+        min_value: The factor `mul` multiplies this value if p is smaller. Default: 1e-4.
+        max_decay: The largest factor by which p falls per step, or None for no bound.
+            Default: 2.0.
+        ord: The norm to measure, as in `ClipNorm`. Default: 2.
+        parameterwise: False measures one norm of all tensors, as `dim="global"` does.
+            Default: True.
+        dim: The tensors that share one norm: None for each tensor, "layer", "group" or "global".
+            Slices are not supported. Default: None.
 
     Example:
         >>> import torch
         >>> from torchzero_clip import LR, Adam, ClipNormGrowth, Modular
         >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), ClipNormGrowth(dim="global"), Adam(), LR(1e-3))
-    """  # noqa: E501
+    """
 
     add: Live[NonNegative | None] = None
     mul: Live[AtLeastOne | None] = 1.5
@@ -79,6 +88,6 @@ class ClipNormGrowth(NormRule):
 
 
 def check_growth(rule: Any) -> None:
-    """Raise a sentence for a rule without a bound."""
+    """Raise ValueError if a rule has neither `add` nor `mul`, and so no limit."""
     if rule.add is None and rule.mul is None:
         raise ValueError(f"{type(rule).__name__}: give add or mul, got None for both")

@@ -1,4 +1,4 @@
-"""ClipPercentile: every entry within the percentile of the magnitudes."""
+"""ClipPercentile: a rule that limits elements to a percentile of their magnitudes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,21 @@ from torchzero_clip.core.norms import percentile, percentiles, percentiles_of_ra
 
 
 class ClipPercentile(Transform):
-    """u ← min(max(u, -b), b), b the value at ⌊percentile · (len - 1) / 100⌋ of the sorted |u|
+    """Value clipping without a threshold: the limit is a percentile of the magnitudes in u itself.
 
-    Sharded tensors are gathered for it, one at a time; with "global" every rank holds all of them.
-    With `process_group` the percentile is of all stages, which have as many groups each.
+    Use it to cut the largest elements of every update, whatever their scale.
+
+    u ← min(max(u, -b), b), b the value at ⌊percentile · (len - 1) / 100⌋ of the sorted |u|
+
+    The rule needs whole tensors. It gathers sharded tensors one at a time. With `dim="global"`
+    every rank holds all tensors at once. With a `process_group`, the percentile covers all
+    pipeline stages, and every stage needs the same number of parameter groups.
 
     Args:
-        percentile: From 0 (the smallest magnitude bounds all) to 100 (nothing changes).
-        dim: `None` for each tensor by itself, "global" for all together.
+        percentile: The percentile, from 0 (the smallest magnitude is the limit) to 100 (nothing
+            changes).
+        dim: None for one percentile per tensor, or "global" for one percentile of all tensors.
+            Default: None.
 
     Example:
         >>> import torch
@@ -40,31 +47,33 @@ class ClipPercentile(Transform):
         return "tensor" if self.dim is None else "model"
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        every = [bucket.whole(bucket.u) for bucket in buckets]
-        bounds = self._bounds(buckets, every)  # all of them before a group is cut where it lies
+        wholes = [bucket.whole(bucket.u) for bucket in buckets]
+        # all bounds are known before the first clipping, which writes the measured tensors
+        bounds = self._bounds(buckets, wholes)
         for bucket, bound in zip(buckets, bounds, strict=True):
             bucket.u = bucket.u.maximum_(bound.neg()).minimum_(bound)
         return buckets
 
-    def _bounds(self, buckets: list[Bucket], every: list[list[Tensor]]) -> list[TensorList]:
-        """For each bucket the bound of every tensor."""
+    def _bounds(self, buckets: list[Bucket], wholes: list[list[Tensor]]) -> list[TensorList]:
+        """Return the bound of every tensor, as one list for each bucket."""
         if self.dim == "global":
-            bounds = self._of_all(buckets, every)
-            rows = [[bound] * len(some) for bound, some in zip(bounds, every, strict=True)]
+            shared_bounds = self._of_all(buckets, wholes)
+            bounds = [[b] * len(tensors) for b, tensors in zip(shared_bounds, wholes, strict=True)]
         else:
-            pairs = zip(buckets, every, strict=True)
-            rows = [percentiles(some, bucket.group["percentile"]) for bucket, some in pairs]
-        out = []
-        for bucket, some, row in zip(buckets, every, rows, strict=True):
-            out.append(TensorList([b.to(bucket.device, some[0].dtype) for b in row]))
-        return out
+            pairs = zip(buckets, wholes, strict=True)
+            bounds = [percentiles(tensors, b.group["percentile"]) for b, tensors in pairs]
+        return [
+            TensorList([bound.to(bucket.device, tensors[0].dtype) for bound in bucket_bounds])
+            for bucket, tensors, bucket_bounds in zip(buckets, wholes, bounds, strict=True)
+        ]
 
-    def _of_all(self, buckets: list[Bucket], every: list[list[Tensor]]) -> list[Tensor]:
-        """For each bucket the percentile of all magnitudes, those on other stages included."""
-        step, link = buckets[0].step, buckets[0].bound
-        together = [t.to(buckets[0].device) for some in every for t in some]
+    def _of_all(self, buckets: list[Bucket], wholes: list[list[Tensor]]) -> list[Tensor]:
+        """Return the percentile of all magnitudes, of all stages, for each bucket."""
+        step = buckets[0].step
+        link = buckets[0].bound
+        together = [t.to(buckets[0].device) for tensors in wholes for t in tensors]
         if step.process_group is None:
             return [percentile(together, bucket.group["percentile"]) for bucket in buckets]
-        shares = [link.values(group)["percentile"] for group in step.groups]
-        bounds = percentiles_of_ranks(together, shares, step.process_group).unbind()
+        group_percentiles = [link.values(group)["percentile"] for group in step.groups]
+        bounds = percentiles_of_ranks(together, group_percentiles, step.process_group).unbind()
         return [bounds[bucket.cohort.index] for bucket in buckets]

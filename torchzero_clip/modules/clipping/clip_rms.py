@@ -1,4 +1,4 @@
-"""ClipRMS: the root mean square at most max_rms."""
+"""ClipRMS: a rule that limits the root mean square."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ from torchzero_clip.core.bounds import NonNegative
 
 
 class ClipRMS(NormRule):
-    """u ← u / max(1, RMS(u) / max_rms)
+    """RMS clipping: scales the update down if its root mean square is larger than `max_rms`.
 
-    Adafactor clips u / √v so, before its momentum. After Adam it measures an update that has the
-    momentum in it, which neither Adafactor nor StableAdamW does.
+    Unlike the norm, the root mean square does not grow with the number of elements, so one
+    threshold fits tensors of all sizes.
+
+    u ← u / max(1, RMS(u) / max_rms)
+
+    Adafactor clips u / √v in this way, before its momentum. After `Adam`, this rule measures an
+    update that contains the momentum, which neither Adafactor nor StableAdamW does.
 
     Args:
-        max_rms: The largest root mean square allowed.
-        dim: What is measured together, as in `ClipNorm`.
-        inverse_dims: Take all dims except those given.
-        min_size: Units of fewer elements are left alone.
+        max_rms: The largest root mean square allowed. Default: 1.0.
+        dim: The elements that share one root mean square, as in `ClipNorm`. Default: None, each
+            tensor.
+        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""ClipValue: every entry within ±value."""
+"""ClipValue: a rule that limits every element."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from torchzero_clip.core.traits import Bounding
 
 
 class ClipValue(Transform, Bounding):
-    """u ← min(max(u, -value), value)
+    """Value clipping: limits every element of the update to the range from `-value` to `value`.
+
+    Use it if single elements explode. Unlike `ClipNorm`, it changes the direction of the update.
+
+    u ← min(max(u, -value), value)
+
+    NaN stays NaN.
 
     Args:
-        value: The largest magnitude an entry may have. NaN stays NaN.
+        value: The largest magnitude of an element.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""ClipValueByEMA: every entry within a moving average of its magnitude."""
+"""ClipValueByEMA: a rule that limits every element to a moving average of its magnitude."""
 
 from __future__ import annotations
 
@@ -14,17 +14,23 @@ from torchzero_clip.core.transform import dropping
 
 
 class ClipValueByEMA(Transform):
-    """m ← β m + (1 - β) |u|;   u ← min(max(u, -m), m)
+    """Value clipping without a threshold: each element has the average of its magnitude as limit.
 
-    The average takes this step's entry in as well, so a sudden entry is cut to about (1 - β) of
-    itself. An entry that is NaN or infinite leaves its average as it was.
+    Use it if single elements spike and you don't know a good threshold.
+
+    m ← β m + (1 - β) |u|;   u ← min(max(u, -m), m)
+
+    The average includes the element of the current step, so a sudden spike is cut to about 1 - β
+    of itself. If an element is NaN or infinite, its average does not change.
 
     Args:
-        beta: How much of the average is kept a step.
-        ema_init: Start the average at "zeros" or at the first "update".
-        ema_tfm: A transform or Chain of them that makes the bound from m; m itself is unharmed. The
-            bound is the magnitude of what it returns. Nothing in it may drop parameters or end the
-            step, as Freeze, Accumulate and guards do, and a class that says `drops = True`.
+        beta: The share of the average m that is kept per step. Default: 0.99.
+        ema_init: The start of the average: "zeros", or "update" for the first update that the rule
+            receives. Default: "zeros".
+        ema_tfm: A rule or Chain that computes the limit from m, such as `Scale(2.0)`. The limit is
+            the magnitude of its result, and m itself does not change. The rules in it must return
+            a result for every parameter in every step: guards, `Freeze`, `Accumulate` and classes
+            with `drops = True` raise an error. Default: None, the limit is m.
 
     Example:
         >>> import torch
@@ -57,7 +63,8 @@ class ClipValueByEMA(Transform):
             )
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        start = 0.0 if self.ema_init == "zeros" else torch.inf  # inf: no average, so no bound yet
+        # infinity says that there is no average yet, and so no limit
+        start = 0.0 if self.ema_init == "zeros" else torch.inf
         return {"ema": torch.full_like(zeros_like_state(param), start)}
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
@@ -75,16 +82,16 @@ class ClipValueByEMA(Transform):
             self._average(bucket.group["beta"], bucket.u, bucket.state)
         averages = [bucket.state["ema"].clone() for bucket in buckets]
         for t in [t for average in averages for t in average]:
-            t.nan_to_num_(torch.nan, posinf=0.0)  # where there is none yet
-        bounds = transformed(buckets, averages)
-        for bucket, made in zip(buckets, bounds, strict=True):
+            t.nan_to_num_(torch.nan, posinf=0.0)  # infinity marks elements without an average yet
+        transformed_averages = transformed(buckets, averages)
+        for bucket, transformed_average in zip(buckets, transformed_averages, strict=True):
             ema = bucket.state["ema"]
-            bound = ema.where(ema.isinf(), made.abs())
+            bound = ema.where(ema.isinf(), transformed_average.abs())
             bucket.u = bucket.u.minimum_(bound).maximum_(bound.neg())
         return buckets
 
     def _average(self, beta: Any, u: TensorList, state: State) -> TensorList:
-        """Take the magnitudes of u into m."""
+        """Add the magnitudes of u to the average m, and return m."""
         ema = state["ema"]
         size = u.abs().where(u.isfinite(), ema)
         if self.ema_init == "zeros":

@@ -1,4 +1,4 @@
-"""ClipValueGrowth: every entry may grow by so much a step."""
+"""ClipValueGrowth: a rule that limits how fast every element grows."""
 
 from __future__ import annotations
 
@@ -13,23 +13,29 @@ from torchzero_clip.modules.clipping.clip_norm_growth import check_growth
 
 
 class ClipValueGrowth(Transform):
-    """u ← sign(u) · min(|u|, L),   L = min(p + add, max(p, min_value) · mul);   p ← max(|u|, p / max_decay)
+    """Value clipping without a threshold: a magnitude may grow only by a limited amount a step.
 
-    `ClipNormGrowth` for every entry by itself. An entry that is NaN or infinite leaves its memory as
-    it was.
+    It is `ClipNormGrowth` for single elements. Use it if single elements spike.
+
+    u ← sign(u) · min(|u|, L),   L = min(p + add, max(p, min_value) · mul);
+    p ← max(|u|, p / max_decay)
+
+    Here p remembers the magnitude after clipping. There is no limit until the rule has seen a
+    value other than zero. If an element is NaN or infinite, its p does not change.
 
     Args:
-        add: What a magnitude may grow by a step, added.
-        mul: What a magnitude may grow by a step, as a factor.
-        min_value: The factor counts from here when the last magnitude was smaller.
-        max_decay: The memory falls at most by this factor a step; None for no such bound.
+        add: The largest increase of a magnitude per step, as a difference. Default: None, no limit.
+        mul: The largest increase of a magnitude per step, as a factor. Default: 1.5.
+        min_value: The factor `mul` multiplies this value if p is smaller. Default: 1e-4.
+        max_decay: The largest factor by which p falls per step, or None for no bound.
+            Default: 2.0.
 
     Example:
         >>> import torch
         >>> from torchzero_clip import LR, ClipValueGrowth, Modular, Momentum
         >>> model = torch.nn.Linear(10, 1)
         >>> opt = Modular(model.parameters(), ClipValueGrowth(), Momentum(0.9), LR(1e-2))
-    """  # noqa: E501
+    """
 
     add: Live[NonNegative | None] = None
     mul: Live[AtLeastOne | None] = 1.5
@@ -48,17 +54,20 @@ class ClipValueGrowth(Transform):
         return {"previous": torch.full_like(zeros_like_state(param), math.inf)}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        previous, finite = state["previous"], u.isfinite()
-        out = u.minimum_(bound := self._bound(previous, group)).maximum_(bound.neg())
-        size = out.abs()
+        previous = state["previous"]
+        finite = u.isfinite()
+        bound = self._bound(previous, group)
+        clipped = u.minimum_(bound).maximum_(bound.neg())
+        size = clipped.abs()
         decay = math.inf if group["max_decay"] is None else group["max_decay"]
         after = previous.div(decay).maximum(size)
         first = size.where(size.positive(), previous)
         after = first.where(previous.isinf(), after)
         previous.copy_(after.where(finite, previous))
-        return out
+        return clipped
 
     def _bound(self, previous: TensorList, group: Group) -> TensorList:
+        """Return the largest magnitude that each element may have in this step."""
         if group["mul"] is None:
             return previous.add(group["add"])
         floor = 0 if group["min_value"] is None else group["min_value"]

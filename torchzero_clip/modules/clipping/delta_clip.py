@@ -1,4 +1,4 @@
-"""DeltaClip: the norm at most max_norm, but a share of it is always left."""
+"""DeltaClip: a rule that limits the norm, but never scales by less than delta."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from torchzero_clip.core.bounds import Fraction, NonNegative
 
 
 class DeltaClip(NormRule):
-    """u ← u · min(1, max(delta, max_norm / ‖u‖))
+    """Norm clipping with a smallest factor: a large update is never scaled by less than `delta`.
 
-    `ClipNorm` that never shortens by more than the factor delta, so that a long gradient still says
-    how long it was: its convergence is proven for wide networks.
+    Use it in place of `ClipNorm` if very large gradients should still take larger steps than
+    others. Its convergence is proven for wide networks.
+
+    u ← u · min(1, max(delta, max_norm / ‖u‖))
 
     Args:
-        max_norm: The largest norm that passes as it is.
-        delta: The smallest factor.
-        ord: Which norm, as in `ClipNorm`.
-        dim: What is measured together, as in `ClipNorm`.
-        inverse_dims: Take all dims except those given.
-        min_size: Units of fewer elements are left alone.
+        max_norm: The largest norm that passes unchanged.
+        delta: The smallest factor that the rule multiplies an update by. Default: 1e-3.
+        ord: The norm to measure, as in `ClipNorm`. Default: 2.
+        dim: The elements that share one norm, as in `ClipNorm`. Default: None, each tensor.
+        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
 
     Example:
         >>> import torch

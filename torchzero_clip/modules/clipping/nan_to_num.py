@@ -1,4 +1,4 @@
-"""NanToNum: numbers in the place of NaN and infinity."""
+"""NanToNum: a rule that replaces NaN and infinity."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from torchzero_clip.core import Group, Live, State, TensorList, Transform
 
 
 class NanToNum(Transform):
-    """u ← u with NaN, +inf and -inf replaced
+    """NanToNum replaces NaN, +inf and -inf in the update by numbers.
 
-    It hides a failure of the model; `Guard` skips such a step instead.
+    It hides that the model has produced NaN. Prefer `Guard`, which skips such a step.
+
+    u ← u with NaN, +inf and -inf replaced
 
     Args:
-        nan: What NaN becomes.
-        posinf: What +inf becomes.
-        neginf: What -inf becomes.
+        nan: The value that replaces NaN. Default: 0.0.
+        posinf: The value that replaces +inf. Default: 0.0.
+        neginf: The value that replaces -inf. Default: 0.0.
 
     Example:
         >>> import torch

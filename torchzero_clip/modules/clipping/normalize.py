@@ -1,4 +1,4 @@
-"""Normalize: the norm exactly norm_value."""
+"""Normalize: a rule that sets the norm."""
 
 from __future__ import annotations
 
@@ -13,17 +13,27 @@ from torchzero_clip.core.bounds import NonNegative
 
 
 class Normalize(NormRule):
-    """u ← u · norm_value / ‖u‖
+    """Normalized gradient: scales every update, up or down, to the norm `norm_value`.
+
+    Use it if the length of the gradient should not matter: the learning rate alone decides how
+    long a step is.
+
+    u ← u · norm_value / ‖u‖
+
+    An update with norm zero stays zero.
 
     Args:
-        norm_value: The norm that every unit gets. A unit of norm zero stays zero.
-        ord: Which norm: a number, or "l1", "linf", "std", "mad" and the like.
-        dim: What is measured together, as in `ClipNorm`.
-        inverse_dims: Take all dims except those given.
-        min_size: Units of fewer elements are left alone.
-        per_shape: norm_value times √min(rows, columns) with "sqrt_min", the norm of a matrix with
-            orthonormal rows or columns, or √rows with "sqrt_rows". A tensor counts as (first,
-            rest), and with dim=(-2, -1) each matrix of a stack as it is.
+        norm_value: The norm of every result. Default: 1.0.
+        ord: The norm to measure: a number such as 2, or a name such as "l1", "linf", "rms", "std"
+            or "mad". Default: 2.
+        dim: The elements that share one norm, as in `ClipNorm`. Default: None, each tensor.
+        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
+        per_shape: A factor for `norm_value` that depends on the shape of a matrix. "sqrt_min" is
+            √min(rows, columns), the norm of a matrix with orthonormal rows or columns. "sqrt_rows"
+            is √rows. With `dim=None` a tensor is one matrix of shape (first, rest). With
+            `dim=(-2, -1)` a tensor is a stack of matrices. Other scopes raise an error.
+            Default: None, no factor.
 
     Example:
         >>> import torch
@@ -61,12 +71,14 @@ class Normalize(NormRule):
         value = group["norm_value"]
         if self.per_shape is None:
             return value
-        stacks, least = self.dim is not None, self.per_shape == "sqrt_min"
-        return value * self.of_shapes(norm, group, _factor_of_shape, stacks, least)
+        is_stack = self.dim is not None
+        by_shorter_side = self.per_shape == "sqrt_min"
+        return value * self.of_shapes(norm, group, _factor_of_shape, is_stack, by_shorter_side)
 
 
-def _factor_of_shape(shape: torch.Size, stacks: bool, least: bool) -> float:
-    """√rows of a matrix or of a stack of them, or √min(rows, columns)."""
-    first = max(len(shape) - 2, 0) if stacks else 0
-    rows, columns = math.prod(shape[first : first + 1]), math.prod(shape[first + 1 :])
-    return math.sqrt(min(rows, columns) if least else rows)
+def _factor_of_shape(shape: torch.Size, is_stack: bool, by_shorter_side: bool) -> float:
+    """Return √min(rows, columns), or √rows, for the shape of a matrix or of a stack of matrices."""
+    first = max(len(shape) - 2, 0) if is_stack else 0
+    rows = math.prod(shape[first : first + 1])
+    columns = math.prod(shape[first + 1 :])
+    return math.sqrt(min(rows, columns) if by_shorter_side else rows)

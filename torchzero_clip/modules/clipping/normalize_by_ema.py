@@ -1,4 +1,4 @@
-"""NormalizeByEMA: the norm of a moving average for every update."""
+"""NormalizeByEMA: a rule that sets the norm to the norm of a moving average."""
 
 from __future__ import annotations
 
@@ -6,18 +6,23 @@ from torchzero_clip.modules.clipping.clip_norm_by_ema import ClipNormByEMA
 
 
 class NormalizeByEMA(ClipNormByEMA):
-    """m ← β m + (1 - β) u;   u ← u · max(‖m‖, eps) / ‖u‖
+    """NormalizeByEMA scales every update, up or down, to the norm of an average of past updates.
 
-    `ClipNormByEMA` that scales up as well as down.
+    It is `ClipNormByEMA` that also scales small updates up.
+
+    m ← β m + (1 - β) u;   u ← u · max(‖m‖, eps) / ‖u‖
 
     Args:
-        beta: How much of the average is kept a step.
-        ord: Which norm.
-        eps: The smallest norm that the update gets.
-        tensorwise: False for one norm of all tensors, the same as dim="global".
-        max_ema_growth: The factor that ‖m‖ may grow by a step, or None.
-        ema_init: Start the average at "zeros" or at the first "update" of the unit.
-        dim: What is measured together, as in `ClipNorm`, without slices.
+        beta: The share of the average m that is kept per step. Default: 0.99.
+        ord: The norm to measure, as in `ClipNorm`. Default: 2.
+        eps: The smallest norm of a result. Default: 1e-6.
+        tensorwise: False measures one norm of all tensors, as `dim="global"` does. Default: True.
+        max_ema_growth: The largest factor by which ‖m‖ grows per step, or None for no bound.
+            Default: 1.5.
+        ema_init: The start of the average: "zeros", or "update" for the first update that the rule
+            receives. Default: "zeros".
+        dim: The tensors that share one norm: None for each tensor, "layer", "group" or "global".
+            Slices are not supported. Default: None.
 
     Example:
         >>> import torch

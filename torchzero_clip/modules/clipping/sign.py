@@ -1,4 +1,4 @@
-"""Sign: only the direction of every entry."""
+"""Sign: a rule that keeps only the sign of every element."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from torchzero_clip.core.traits import Bounding
 
 
 class Sign(Transform, Bounding):
-    """u ← sign(u); NaN stays NaN
+    """Sign descent: every element of the update becomes 1, -1 or 0.
 
-    After `EMA` it is Signum (tested against pytorch_optimizer).
+    All weights move equally far per step, so the learning rate must be small, as with `Adam`.
+
+    u ← sign(u); NaN stays NaN
+
+    After `EMA` this is the method Signum (tested against pytorch_optimizer).
 
     Example:
         >>> import torch
@@ -30,5 +34,5 @@ class Sign(Transform, Bounding):
     pure = True
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        wrong = u.isnan()
-        return u.own().sign_().masked_fill_(wrong, math.nan)
+        is_nan = u.isnan()  # torch.sign gives 0 for NaN
+        return u.own().sign_().masked_fill_(is_nan, math.nan)

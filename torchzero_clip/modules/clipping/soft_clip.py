@@ -1,4 +1,4 @@
-"""SoftClip: a smooth norm clip that never exceeds max_norm."""
+"""SoftClip: a rule that limits the norm smoothly."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from torchzero_clip.core.bounds import NonNegative
 
 
 class SoftClip(NormRule):
-    """u ← u / (1 + ‖u‖ / max_norm)
+    """Smooth norm clipping: the norm approaches `max_norm` and never exceeds it.
 
-    Small updates pass almost unchanged, large ones approach max_norm; unlike `ClipNorm` the curve
-    has no corner, and every update shrinks a little.
+    Use it in place of `ClipNorm` if the limit should have no corner. Small updates pass almost
+    unchanged, and every update shrinks a little.
+
+    u ← u / (1 + ‖u‖ / max_norm)
 
     Args:
-        max_norm: What the norm approaches and never exceeds.
-        ord: Which norm: a number, or "l1", "linf", "std", "mad" and the like.
-        dim: What is measured together, as in `ClipNorm`.
-        inverse_dims: Take all dims except those given.
-        min_size: Units of fewer elements are left alone.
+        max_norm: The norm that large updates approach.
+        ord: The norm to measure: a number such as 2, or a name such as "l1", "linf", "rms", "std"
+            or "mad". Default: 2.
+        dim: The elements that share one norm, as in `ClipNorm`. Default: None, each tensor.
+        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
 
     Example:
         >>> import torch

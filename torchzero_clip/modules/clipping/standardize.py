@@ -1,4 +1,4 @@
-"""Standardize: mean zero and standard deviation one."""
+"""Standardize: a rule that sets mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from torchzero_clip.core.norms import eps_of
 
 
 class Standardize(NormRule):
-    """u ← (u - mean(u)) / (std(u) + eps)
+    """Standardize shifts and scales the update to mean zero and standard deviation one.
 
-    The standard deviation is the unbiased one. A unit that is constant up to rounding becomes
-    zeros; a single element is left alone.
+    u ← (u - mean(u)) / (std(u) + eps)
+
+    The standard deviation is the unbiased one. An update whose elements are all equal, up to
+    rounding, becomes zeros. A single element passes unchanged.
 
     Args:
-        eps: Added to the standard deviation.
-        dim: What is measured together, as in `ClipNorm`.
-        inverse_dims: Take all dims except those given.
-        min_size: Units of fewer elements are left alone.
+        eps: A small number that is added to the standard deviation. Default: 1e-8.
+        dim: The elements that share one mean and standard deviation, as in `ClipNorm`.
+            Default: None, each tensor.
+        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 2.
 
     Example:
         >>> import torch
@@ -36,7 +39,8 @@ class Standardize(NormRule):
     min_size: int = 2
 
     ord = "std"
-    per_entry = widens = True
+    per_entry = True
+    widens = True
     complex = "whole"
     pure = True
     has_metrics = False
@@ -45,15 +49,16 @@ class Standardize(NormRule):
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
-        mean, std = units.mean(), units.norm()
-        alone = units.smaller_than(max(self.min_size, 2))
-        shift = torch.where(alone, torch.zeros_like(mean), mean)
+        mean = units.mean()
+        std = units.norm()
+        too_small = units.smaller_than(max(self.min_size, 2))
+        shift = torch.where(too_small, torch.zeros_like(mean), mean)
         for members in units.groups:
             eps = members[0].group["eps"]
             for bucket in members:
-                flat = std <= 4 * eps_of(mean, bucket.u.dtype) * mean.abs()
-                scale = torch.where(flat, torch.full_like(std, math.inf), std + eps)
-                scale = torch.where(alone, torch.ones_like(std), scale)
+                constant = std <= 4 * eps_of(mean, bucket.u.dtype) * mean.abs()
+                scale = torch.where(constant, torch.full_like(std, math.inf), std + eps)
+                scale = torch.where(too_small, torch.ones_like(std), scale)
                 bucket.apply(self, units, shift=shift, scale=scale)
         return buckets
 

@@ -1,4 +1,4 @@
-"""From the gradient to the step: averages, adaptive sizes, decay, the learning rate."""
+"""Rules from the gradient to the step: momentum, adaptive steps, weight decay, learning rate."""
 
 from torchzero_clip.modules.descent.ad_ema_mix import AdEMAMix
 from torchzero_clip.modules.descent.adabelief import AdaBelief

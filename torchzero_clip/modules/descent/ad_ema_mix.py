@@ -1,4 +1,4 @@
-"""AdEMAMix: Adam with a second, far slower average."""
+"""AdEMAMix: Adam with a second, much slower momentum."""
 
 from __future__ import annotations
 
@@ -14,16 +14,24 @@ from torchzero_clip.core.state import averages_of
 
 
 class AdEMAMix(Transform):
-    """u ← (m̂ + alpha · s) / (√v̂ + eps);   s ← β₃ s + (1 - β₃) u
+    """AdEMAMix: Adam with a second, much slower average of the gradients.
 
-    m̂ and v̂ are the averages of `Adam`; s begins at zero and is not debiased.
+    Use it for long runs, in which very old gradients still help. It needs one more tensor of state
+    per parameter than `Adam`.
+
+    u ← (m̂ + alpha · s) / (√v̂ + eps);   s ← β₃ s + (1 - β₃) u
+
+    Here m̂ and v̂ are the averages of `Adam`. The slow average s starts at zero, without bias
+    correction.
 
     Args:
-        betas: How much of m, v and s is kept a step.
-        alpha: How much of the slow average is added.
-        eps: Added to the denominator.
-        alpha_warmup: The steps in which alpha grows from 0, or None.
-        beta3_warmup: The steps in which the half-life of s grows from that of m, or None.
+        betas: The shares of m, v and s that are kept per step. Default: (0.9, 0.999, 0.9999).
+        alpha: The weight of the slow average. Default: 2.0.
+        eps: A small number that is added to the denominator. Default: 1e-8.
+        alpha_warmup: The number of steps in which alpha grows linearly from 0, or None.
+            Default: None.
+        beta3_warmup: The number of steps in which the half-life of s grows from the half-life of
+            m, or None. Default: None.
 
     Example:
         >>> import torch
@@ -57,16 +65,20 @@ class AdEMAMix(Transform):
         slow = state["exp_avg_slow"].lerp_(u, 1 - self._beta3(t, group))
         v = state["exp_avg_sq"].mul_(beta2).addcmul_(u, u, 1 - beta2)
         mix = slow.mul(self._alpha(t, group)).add_(m.div(1 - beta1**t))
+        # the denominator goes into the memory of u, which saves a temporary tensor
         u = u.copy_(v).sqrt_().div_((1 - beta2**t).sqrt()).add_(group["eps"])
         return u.div_(mix).reciprocal_()
 
     def _alpha(self, t: Tensor, group: Group) -> Any:
-        steps, alpha = group["alpha_warmup"], group["alpha"]
+        """Return the weight of the slow average in step t."""
+        steps = group["alpha_warmup"]
+        alpha = group["alpha"]
         return alpha if steps is None else (t / steps).clamp(max=1) * alpha
 
     def _beta3(self, t: Tensor, group: Group) -> Any:
-        """β₃ in step t: between β₁ and its last value the half-life grows by as much a step."""
-        steps, (beta1, _, beta3) = group["beta3_warmup"], group["betas"]
+        """Return β₃ in step t. In the warm-up its half-life grows linearly from that of β₁."""
+        steps = group["beta3_warmup"]
+        beta1, _, beta3 = group["betas"]
         if steps is None:
             return beta3
         first, last = [_half_life(torch.zeros_like(t) + beta) for beta in (beta1, beta3)]
@@ -75,4 +87,5 @@ class AdEMAMix(Transform):
 
 
 def _half_life(beta: Tensor) -> Tensor:
-    return math.log(0.5) / torch.log(beta + 1e-8)  # the official code keeps log(0) away so
+    """Return the number of steps after which half of an average is forgotten."""
+    return math.log(0.5) / torch.log(beta + 1e-8)  # 1e-8 avoids log(0), as in the official code

@@ -1,4 +1,4 @@
-"""AdaBelief: momentum over how far gradients are from what it expected."""
+"""AdaBelief: momentum divided by the deviation of gradients from the momentum."""
 
 from __future__ import annotations
 
@@ -11,12 +11,21 @@ from torchzero_clip.modules.descent.radam import rectified
 
 
 class AdaBelief(Transform):
-    """m ← β₁ m + (1 - β₁) u;   s ← β₂ s + (1 - β₂)(u - m)² + eps;   u ← m̂ / (√ŝ + eps)
+    """AdaBelief: Adam that divides by how far each gradient is from the average of the gradients.
+
+    If gradients agree with their average, steps are longer than with `Adam`. If not, they are
+    shorter.
+
+    m ← β₁ m + (1 - β₁) u;   s ← β₂ s + (1 - β₂)(u - m)² + eps;   u ← m̂ / (√ŝ + eps)
+
+    Here m̂ and ŝ are m and s with bias correction.
 
     Args:
-        betas: How much of m and of s is kept a step.
-        eps: Added to s in every step, and to the denominator.
-        rectify: Begin as `RAdam` does, with momentum until s can be trusted.
+        betas: The shares of m and s that are kept per step. Default: (0.9, 0.999).
+        eps: A small number that is added to s in every step, and to the denominator.
+            Default: 1e-16.
+        rectify: If True, the first steps use momentum without division until s is reliable, as
+            `RAdam` does. Default: True.
 
     Example:
         >>> import torch
@@ -42,9 +51,11 @@ class AdaBelief(Transform):
         return averages_of(param, "exp_avg", "exp_avg_var")
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        (beta1, beta2), eps = group["betas"], group["eps"]
+        beta1, beta2 = group["betas"]
+        eps = group["eps"]
         t = state["step"].add_(1).stack()
         m = state["exp_avg"].lerp_(u, 1 - beta1)
+        # the memory of u holds the deviation, then the denominator, which saves temporary tensors
         u.sub_(m)
         s = state["exp_avg_var"].mul_(beta2).addcmul_(u, u, 1 - beta2).add_(eps)
         root = u.copy_(s).sqrt_()

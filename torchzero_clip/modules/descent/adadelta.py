@@ -1,4 +1,4 @@
-"""Adadelta: steps as large as the last steps were, for gradients as large as the last ones."""
+"""Adadelta: a rule whose step size comes from its own past steps."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from torchzero_clip.core.bounds import NonNegative, Share
 
 
 class Adadelta(Transform):
-    """v ← ρ v + (1 - ρ) u²;   u ← u √(d + eps) / √(v + eps);   d ← ρ d + (1 - ρ) u²
+    """Adadelta: scales gradients so that steps are as large as the average past step.
+
+    It needs no tuned learning rate: use it with `LR(1.0)`.
+
+    v ← ρ v + (1 - ρ) u²;   u ← u √(d + eps) / √(v + eps);   d ← ρ d + (1 - ρ) u²
+
+    Here v is the average of squared gradients and d the average of squared steps.
 
     Args:
-        rho: How much of the averages v and d is kept a step.
-        eps: Added to both; its root is about how far the first step goes.
+        rho: The share of the averages v and d that is kept per step. Default: 0.9.
+        eps: A small number that is added to both averages. Its root is about the size of the first
+            step. Default: 1e-6.
 
     Example:
         >>> import torch
@@ -36,8 +43,10 @@ class Adadelta(Transform):
         return {name: zeros_like_state(param) for name in ("square_avg", "acc_delta")}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        rho, eps, moved = group["rho"], group["eps"], state["acc_delta"]
+        rho = group["rho"]
+        eps = group["eps"]
+        d = state["acc_delta"]
         v = state["square_avg"].mul_(rho).addcmul_(u, u, 1 - rho)
-        u.mul_(moved.add(eps).sqrt_().div_(v.add(eps).sqrt_()))
-        moved.mul_(rho).addcmul_(u, u, 1 - rho)
+        u.mul_(d.add(eps).sqrt_().div_(v.add(eps).sqrt_()))
+        d.mul_(rho).addcmul_(u, u, 1 - rho)
         return u

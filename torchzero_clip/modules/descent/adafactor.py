@@ -1,4 +1,4 @@
-"""Adafactor: second moments of rows and columns alone, and steps as large as the weights ask."""
+"""Adafactor: second moments of rows and columns, and steps relative to the weights."""
 
 from __future__ import annotations
 
@@ -15,17 +15,23 @@ SECOND = Factored("row_var", "col_var", "variance")
 
 
 class Adafactor(NormRule):
-    """u ← α · u / √V / max(1, RMS(u / √V) / d);   α = max(ε₂, RMS(w)) · min(1, 1 / (lr · √t))
+    """Adafactor: an adaptive rule with little state, and with steps relative to the weights.
 
-    V ← V + t^τ (u² - V), τ = beta2_decay, is kept for tensors of two and more dims as the averages
-    of rows and of columns. With `LR` after it steps have at most the size min(lr, 1 / √t) · d times
-    that of the weights. With `WeightDecay` between the two it is Adafactor (tested against torch).
+    Use it to save memory: a matrix needs one number of state per row and per column.
+
+    u ← α · u / √V / max(1, RMS(u / √V) / d);   α = max(ε₂, RMS(w)) · min(1, 1 / (lr · √t))
+
+    The second moment is V ← V + t^τ (u² - V), with τ = beta2_decay. For a tensor with two or more
+    dims, V is stored as averages of rows and of columns. With `LR` after it, the RMS of a step is
+    at most min(lr, 1 / √t) · d times the RMS of the weights. With `WeightDecay` between this rule
+    and `LR` it is Adafactor (tested against torch).
 
     Args:
-        beta2_decay: The power of the number of steps with which a gradient's part of V shrinks.
-        eps: (ε₁, ε₂), the smallest √V, None for the spacing of the parameter's dtype at 1, and the
-            smallest size of the weights.
-        d: The largest RMS of the update.
+        beta2_decay: τ, the power of the step number that is the weight of a new square in V.
+            Default: -0.8.
+        eps: (ε₁, ε₂). ε₁ is the smallest √V; None uses the machine epsilon of the dtype of the
+            parameter. ε₂ is the smallest RMS of the weights. Default: (None, 1e-3).
+        d: The largest RMS of the update before it is scaled by α. Default: 1.0.
 
     Example:
         >>> import torch
@@ -65,20 +71,20 @@ class Adafactor(NormRule):
         counts = [bucket.state["step"].add_(1).stack() for bucket in units.buckets]
         powers = [t ** group["beta2_decay"] for t, group in zip(counts, groups, strict=True)]
         SECOND.follow(units.buckets, us, powers, [0.0] * len(us))
-        least = [_smallest(*row) for row in zip(units.buckets, groups, strict=True)]
-        updates = [SECOND.divide(*row) for row in zip(units.buckets, us, least, strict=True)]
+        smallest = [_smallest(*pair) for pair in zip(units.buckets, groups, strict=True)]
+        updates = [SECOND.divide(*args) for args in zip(units.buckets, us, smallest, strict=True)]
         rms = units.norms_of(updates)
-        size = units.norms_of([bucket.params for bucket in units.buckets])
-        time = torch.cat([t.to(units.home) for t in counts]).sqrt()
+        weight_rms = units.norms_of([bucket.params for bucket in units.buckets])
+        root_of_t = torch.cat([t.to(units.home) for t in counts]).sqrt()
         divisors = []
         for lr, d, (_, eps) in zip(*map(units.each, ("lr", "d", "eps")), strict=True):
-            alpha = size.clamp(min=eps) * (1 / (lr * time)).clamp(max=1)
+            alpha = weight_rms.clamp(min=eps) * (1 / (lr * root_of_t)).clamp(max=1)
             divisors.append((rms / d).clamp(min=1) / alpha)
         units.scale(divisors, updates)
         return buckets
 
 
 def _smallest(bucket: Bucket, group: Group) -> float | Tensor:
-    """The smallest √V: where none is given the spacing of the dtype at 1."""
+    """Return the smallest √V, by default the machine epsilon of the dtype."""
     eps: float | Tensor | None = group["eps"][0]
     return torch.finfo(bucket.dtype).eps if eps is None else eps

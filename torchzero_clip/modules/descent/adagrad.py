@@ -1,4 +1,4 @@
-"""Adagrad: the update over the root of the sum of its squares."""
+"""Adagrad: the update divided by the root of the sum of its squares."""
 
 from __future__ import annotations
 
@@ -19,12 +19,18 @@ from torchzero_clip.core.torch_private import fused
 
 
 class Adagrad(Transform):
-    """s ← s + u²;   u ← u / (√s + eps) / (1 + (t - 1) · lr_decay)
+    """Adagrad: divides each gradient element by the root of the sum of its past squares.
+
+    Use it for sparse features: elements with rare gradients take larger steps.
+
+    s ← s + u²;   u ← u / (√s + eps) / (1 + (t - 1) · lr_decay)
+
+    Here t is the step number, counted from 1.
 
     Args:
-        lr_decay: How fast the step shrinks on top.
-        initial_accumulator_value: Where s starts.
-        eps: Added to the denominator.
+        lr_decay: The additional decay of the step size per step. Default: 0.0.
+        initial_accumulator_value: The first value of s. Default: 0.0.
+        eps: A small number that is added to the denominator. Default: 1e-10.
 
     Example:
         >>> import torch
@@ -63,5 +69,5 @@ class Adagrad(Transform):
 
 
 def filled_like_state(param: Tensor, value: float) -> Tensor:
-    """State in the shape of a parameter that starts at a value; of complex ones both parts do."""
+    """Return state with one value everywhere; for a complex parameter, in both parts."""
     return zeros_like_state(param) + (complex(value, value) if param.is_complex() else value)

@@ -1,4 +1,4 @@
-"""Adam: momentum over the root of the second moment."""
+"""Adam: momentum divided by the root of the second moment."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from torchzero_clip.core.torch_private import fused
 
 
 class Adam(Transform):
-    """m ← β₁ m + (1 - β₁) u;   v ← β₂ v + (1 - β₂) u²;   u ← m̂ / (√v̂ + eps)
+    """Adam: momentum divided by the root of the average squared gradient.
 
-    m̂ = m / (1 - β₁ᵗ) and v̂ = v / (1 - β₂ᵗ). With `WeightDecay` after it this is
+    It is the usual choice for most models. With `WeightDecay` after it this is
     AdamW (tested against torch).
 
+    m ← β₁ m + (1 - β₁) u;   v ← β₂ v + (1 - β₂) u²;   u ← m̂ / (√v̂ + eps)
+
+    Here m̂ = m / (1 - β₁ᵗ) and v̂ = v / (1 - β₂ᵗ), where t is the step number of each parameter.
+
     Args:
-        betas: How much of the two averages is kept a step.
-        eps: Added to the denominator.
-        amsgrad: Divide by the largest v so far.
-        bias_correction: Whether averages are divided by the weight of what they have seen. Without
-            it m̂ is m, and v̂ is v, as in BERT's.
-        momentum: Whether m is an average. Without it β₁ counts as 0, and is another link's, as that
-            of `ScheduleFree`.
+        betas: The shares of the averages m and v that are kept per step. Default: (0.9, 0.999).
+        eps: A small number that is added to the denominator. Default: 1e-8.
+        amsgrad: If True, divide by the largest v so far. Default: False.
+        bias_correction: If False, m̂ is m and v̂ is v, as in the optimizer of BERT. Default: True.
+        momentum: If False, β₁ counts as 0. Use it before a link that has the momentum, such as
+            `ScheduleFree`. Default: True.
 
     Example:
         >>> import torch
@@ -47,7 +50,9 @@ class Adam(Transform):
     pure = True
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * self.amsgrad
+        names = ["exp_avg", "exp_avg_sq"]
+        if self.amsgrad:
+            names.append("max_exp_avg_sq")
         return averages_of(param, *names)
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
@@ -58,10 +63,11 @@ class Adam(Transform):
         v = state["exp_avg_sq"].mul_(beta2).addcmul_(u, u, 1 - beta2)
         if self.amsgrad:
             v = state["max_exp_avg_sq"].maximum_(v)
+        # the result is computed in the memory of u, so the step allocates no temporary tensors
         if not self.bias_correction:
             return u.copy_(v).sqrt_().add_(group["eps"]).div_(m).reciprocal_()
         u = u.copy_(v).sqrt_().div_((1 - beta2**t).sqrt()).add_(group["eps"])
-        # not m · (1 / u): that is 0 · ∞ where nothing is left of m and u is the smallest eps
+        # not m · (1 / u), which would be 0 · ∞ if m is 0 and u a tiny eps
         return u.div_(m).reciprocal_().div_(1 - beta1**t)
 
     def fused(self, group: Group) -> FusedKernel | None:

@@ -1,4 +1,4 @@
-"""AdamAtan2: Adam without an eps."""
+"""AdamAtan2: Adam without eps."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from torchzero_clip.core.state import averages_of
 
 
 class AdamAtan2(Transform):
-    """u ← a · atan2(m̂, b √v̂)
+    """AdamAtan2: Adam with an arctangent in place of the division, so that it needs no eps.
 
-    m̂ and v̂ are the averages of `Adam`. The arctangent is nearly the ratio where that is small, at
-    most a · π / 2, and needs no eps: it is as long for gradients of any size, and 0 for zeros.
+    Use it if gradients may be very small: the result does not depend on the scale of the gradients.
+
+    u ← a · atan2(m̂, b √v̂)
+
+    Here m̂ and v̂ are the averages of `Adam`. The arctangent is close to the ratio if the ratio is
+    small, and at most a · π / 2. It is 0 if m̂ and v̂ are 0.
 
     Args:
-        betas: How much of the two averages is kept a step.
-        a: What the angle is multiplied with.
-        b: What √v̂ is multiplied with.
+        betas: The shares of the averages m and v that are kept per step. Default: (0.9, 0.99).
+        a: The factor of the angle. Default: 1.27.
+        b: The factor of √v̂. Default: 1.0.
 
     Example:
         >>> import torch
@@ -48,5 +52,6 @@ class AdamAtan2(Transform):
         t = state["step"].add_(1).stack()
         m = state["exp_avg"].lerp_(u, 1 - beta1)
         v = state["exp_avg_sq"].mul_(beta2).addcmul_(u, u, 1 - beta2)
+        # the root goes into the memory of u, which saves a temporary tensor
         root = u.copy_(v).sqrt_().mul_(group["b"] * (1 - beta1**t) / (1 - beta2**t).sqrt())
         return m.atan2(root).mul_(group["a"])

@@ -1,4 +1,4 @@
-"""Adamax: momentum over the largest entry of late."""
+"""Adamax: momentum divided by the largest recent magnitude."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from torchzero_clip.core.state import averages_of
 
 
 class Adamax(Transform):
-    """m ← β₁ m + (1 - β₁) u;   s ← max(β₂ s, |u| + eps);   u ← m / ((1 - β₁ᵗ) s)
+    """Adamax: Adam with the largest recent magnitude in place of the second moment.
+
+    m ← β₁ m + (1 - β₁) u;   s ← max(β₂ s, |u| + eps);   u ← m / ((1 - β₁ᵗ) s)
+
+    Here t is the step number of each parameter.
 
     Args:
-        betas: How much of m and of s is kept a step.
-        eps: Added to |u|, so that s is above zero.
+        betas: The share of m that is kept per step, and the factor by which s falls per step.
+            Default: (0.9, 0.999).
+        eps: A small number that is added to |u|, so that s is above zero. Default: 1e-8.
 
     Example:
         >>> import torch
@@ -42,4 +47,5 @@ class Adamax(Transform):
         t = state["step"].add_(1).stack()
         m = state["exp_avg"].lerp_(u, 1 - beta1)
         largest = state["exp_inf"].mul_(beta2).maximum_(u.abs().add_(group["eps"]))
+        # the result is computed in the memory of u, which saves a temporary tensor
         return u.copy_(largest).div_(m).reciprocal_().div_(1 - beta1**t)

@@ -1,4 +1,4 @@
-"""Adan: Adam with an average of what changes between gradients."""
+"""Adan: Adam with an average of the changes of the gradient."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ from torchzero_clip.core.state import averages_of
 
 
 class Adan(Transform):
-    """u ← (m̂ + β₂ d̂) / (√n̂ + eps);   m, d and n average u, u - p and (u + β₂ (u - p))²
+    """Adan: Adam with a third average, of the change from one gradient to the next.
 
-    p is the gradient of the step before; at first the change is 0.
+    The average of changes predicts the next gradient, as Nesterov momentum does. The rule needs
+    two more tensors of state per parameter than `Adam`.
+
+    u ← (m̂ + β₂ d̂) / (√n̂ + eps);   m, d and n average u, u - p and (u + β₂ (u - p))²
+
+    Here p is the gradient of the previous step. In the first step the change u - p is 0. The
+    averages m̂, d̂ and n̂ have bias correction.
 
     Args:
-        betas: How much of m, d and n is kept a step.
-        eps: Added to the denominator.
+        betas: The shares of m, d and n that are kept per step. Default: (0.98, 0.92, 0.99).
+        eps: A small number that is added to the denominator. Default: 1e-8.
 
     Example:
         >>> import torch
@@ -47,6 +53,7 @@ class Adan(Transform):
         state["previous"].copy_(u)
         m = state["exp_avg"].lerp_(u, 1 - beta1)
         d = state["exp_avg_diff"].lerp_(change, 1 - beta2)
+        # the memory of u holds u + β₂ (u - p), then the denominator, which saves temporary tensors
         u.add_(change, alpha=beta2)
         n = state["exp_avg_sq"].mul_(beta3).addcmul_(u, u, 1 - beta3)
         root = u.copy_(n).sqrt_().div_((1 - beta3**t).sqrt()).add_(group["eps"])

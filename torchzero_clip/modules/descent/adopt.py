@@ -1,4 +1,4 @@
-"""ADOPT: momentum of gradients that are each divided by the second moment of those before."""
+"""ADOPT: momentum of gradients that are divided by the second moment of earlier gradients."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ from torchzero_clip.core.state import averages_of
 
 
 class ADOPT(Transform):
-    """m ← β₁ m + (1 - β₁) clip(u / max(√v, eps));   v ← β₂ v + (1 - β₂) u²;   u ← m
+    """ADOPT: Adam that divides each gradient by the second moment of the gradients before it.
 
-    The clip is to (t - 1)^clip_power, for each entry. The first step makes v = u² and no update.
+    It converges with any β₂, which `Adam` does not.
+
+    m ← β₁ m + (1 - β₁) clip(u / max(√v, eps));   v ← β₂ v + (1 - β₂) u²;   u ← m
+
+    Each element is clipped to the magnitude (t - 1)^clip_power, where t is the step number. The
+    first step only sets v = u², and its update is zero.
 
     Args:
-        betas: How much of m and of v is kept a step.
-        eps: The smallest √v.
-        clip_power: The power of the number of steps before to which entries are cut, or None.
-        weight_decay: How much of the parameter joins the update, but for the first.
-        decouple: False has it join the gradient.
+        betas: The shares of m and v that are kept per step. Default: (0.9, 0.9999).
+        eps: The smallest √v. Default: 1e-6.
+        clip_power: The power of the number of earlier steps that limits an element, or None for no
+            limit. Default: 0.25.
+        weight_decay: The multiple of the parameter that is added to the update, except in the
+            first step. Default: 0.0.
+        decouple: If False, the weight decay is added to the gradient instead. Default: True.
 
     Example:
         >>> import torch
@@ -46,7 +53,8 @@ class ADOPT(Transform):
         return averages_of(param, "exp_avg", "exp_avg_sq")
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        (beta1, beta2), power = group["betas"], group["clip_power"]
+        beta1, beta2 = group["betas"]
+        power = group["clip_power"]
         before = state["step"].add_(1).stack() - 1
         later = before.clamp(max=1)  # 0 in the first step, then 1
         if not self.decouple:

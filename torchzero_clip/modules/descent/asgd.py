@@ -1,4 +1,4 @@
-"""ASGD: gradient descent with steps that shrink, and the average of the weights on its way."""
+"""ASGD: gradient descent with shrinking steps, and the average of its weights."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from torchzero_clip.core.state import statistic
 
 
 class ASGD(Transform):
-    """u ← η (u + lambd · w);   a ← a + μ (w - u - a);   η ← lr / (1 + lambd · lr · t)^alpha
+    """Averaged SGD: gradient descent with shrinking steps, and the average of its weights.
 
-    The weights' average a lies in `opt.state[p]["ASGD/ax"]`; it is the weights themselves until
-    after step t0, and then their mean, μ = 1 / max(1, t - 1 - t0). Put it last.
+    Put it last: it has the learning rate, in place of `LR`.
+
+    u ← η (u + lambd · w);   a ← a + μ (w - u - a);   η ← lr / (1 + lambd · lr · t)^alpha
+
+    The average a is stored in `opt.state[p]["ASGD/ax"]`. Up to step t0 it is equal to the weights.
+    After that it is their mean, with μ = 1 / max(1, t - 1 - t0).
 
     Args:
-        lr: The first step size; the next ones follow it a step later.
-        lambd: How much of the weights joins the gradient, and how fast steps shrink.
-        alpha: The power of time with which they do.
-        t0: The step from which weights are averaged.
+        lr: The first step size. A change of `lr` acts one step later. Default: 1e-2.
+        lambd: The multiple of the weights that is added to the gradient, and the speed with which
+            steps shrink. Default: 1e-4.
+        alpha: The power with which steps shrink. Default: 0.75.
+        t0: The step after which the weights are averaged. Default: 1e6.
 
     Example:
         >>> import torch
@@ -49,9 +54,12 @@ class ASGD(Transform):
         }
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        lr, lambd, w = group["lr"], group["lambd"], group["params"]
-        t, eta = state["step"].add_(1).stack(), state["eta"]
-        eta.add_((2 - t).clamp(min=0) * lr)  # the first is lr
+        lr = group["lr"]
+        lambd = group["lambd"]
+        w = group["params"]
+        eta = state["eta"]
+        t = state["step"].add_(1).stack()
+        eta.add_((2 - t).clamp(min=0) * lr)  # η is lr in the first step
         u = u.add_(w, alpha=lambd).mul_(eta.stack())
         state["ax"].lerp_(w.sub(u), 1 / (t - 1 - group["t0"]).clamp(min=1))
         eta.add_(lr / (1 + lambd * lr * t) ** group["alpha"] - eta.stack())

@@ -1,4 +1,4 @@
-"""CAME: Adafactor with momentum, which is trusted less where updates are far from it."""
+"""CAME: Adafactor with momentum that is scaled by its confidence."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ from torchzero_clip.core.bounds import Positive, Share
 from torchzero_clip.modules.descent.factored import Factored
 
 SECOND = Factored("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")
-DOUBT = Factored("exp_avg_res_row", "exp_avg_res_col")
+INSTABILITY = Factored("exp_avg_res_row", "exp_avg_res_col")
 
 
 class CAME(NormRule):
-    """m ← β₁ m + (1 - β₁) ũ;   ũ = u / √V / max(1, RMS(u / √V) / threshold);   u ← m / √S
+    """CAME: Adafactor with momentum, and shorter steps if updates are far from the momentum.
 
-    V is the average of u² + ε₁ with β₂, S that of (ũ - m)² + ε₂ with β₃, both kept as the averages
-    of rows and of columns. For tensors of fewer than two dims V is kept whole, and S is 1.
+    Use it to save memory: for a matrix, both second moments are stored per row and per column.
+    Only the momentum is a whole tensor.
+
+    m ← β₁ m + (1 - β₁) ũ;   ũ = u / √V / max(1, RMS(u / √V) / threshold);   u ← m / √S
+
+    V is the average of u² + ε₁ with β₂, and S is the average of (ũ - m)² + ε₂ with β₃. For tensors
+    with fewer than two dims, V is stored as a whole, and S is 1.
 
     Args:
-        betas: How much of m, of V and of S is kept a step.
-        eps: (ε₁, ε₂), which are added to the squares.
-        clip_threshold: The largest RMS of what enters m.
+        betas: The shares of m, V and S that are kept per step. Default: (0.9, 0.999, 0.9999).
+        eps: (ε₁, ε₂), the small numbers that are added to the squares. Default: (1e-30, 1e-16).
+        clip_threshold: The largest RMS of the update ũ that enters m. Default: 1.0.
 
     Example:
         >>> import torch
@@ -46,23 +51,27 @@ class CAME(NormRule):
     pure = True
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        return {"exp_avg": zeros_like_state(param), **SECOND.init(param), **DOUBT.init(param)}
+        factors = {**SECOND.init(param), **INSTABILITY.init(param)}
+        return {"exp_avg": zeros_like_state(param), **factors}
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
         groups = [bucket.group for bucket in units.buckets]
-        betas, eps = [group["betas"] for group in groups], [group["eps"] for group in groups]
+        betas = [group["betas"] for group in groups]
+        eps = [group["eps"] for group in groups]
         us = [bucket.u for bucket in units.buckets]
         SECOND.follow(units.buckets, us, [1 - beta2 for _, beta2, _ in betas], [x for x, _ in eps])
         updates = [SECOND.divide(bucket, u) for bucket, u in zip(units.buckets, us, strict=True)]
         rms = units.norms_of(updates)
-        means: list[TensorList] = []
-        rest: list[TensorList] = []
+        momenta: list[TensorList] = []
+        residuals: list[TensorList] = []
         for bucket, u, group in zip(units.buckets, updates, groups, strict=True):
             u.div_(units.as_list(bucket, (rms / group["clip_threshold"]).clamp(min=1)))
-            means.append(bucket.state["exp_avg"].lerp_(u, 1 - group["betas"][0]))
-            rest.append(u.sub_(means[-1]))
-        DOUBT.follow(units.buckets, rest, [1 - beta3 for _, _, beta3 in betas], [x for _, x in eps])
-        for bucket, m in zip(units.buckets, means, strict=True):
-            bucket.u = DOUBT.divide(bucket, m)
+            m = bucket.state["exp_avg"].lerp_(u, 1 - group["betas"][0])
+            momenta.append(m)
+            residuals.append(u.sub_(m))
+        weights = [1 - beta3 for _, _, beta3 in betas]
+        INSTABILITY.follow(units.buckets, residuals, weights, [x for _, x in eps])
+        for bucket, m in zip(units.buckets, momenta, strict=True):
+            bucket.u = INSTABILITY.divide(bucket, m)
         return buckets

@@ -1,4 +1,4 @@
-"""Cautious: only the entries that agree with the gradient."""
+"""Cautious: a rule that keeps only the elements that agree with the gradient."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from torchzero_clip.core.transform import pairs
 
 
 class Cautious(Transform):
-    """u ← u · [u g > 0] / max(share kept, 1e-3)
+    """Cautious update: sets the elements to zero whose sign differs from the gradient.
 
-    Put it after an optimizer such as Adam. The share is taken over each tensor.
+    Put it after an optimizer such as `Adam`. The remaining elements are scaled up to make up for
+    the others.
+
+    u ← u · [u g > 0] / max(share kept, 1e-3)
+
+    Here g is the gradient, and [u g > 0] is 1 for the elements with the sign of their gradient and
+    0 for the others. The share is computed for each tensor.
 
     Example:
         >>> import torch
@@ -24,18 +30,21 @@ class Cautious(Transform):
     """
 
     reads = ("grads",)
-    widens = per_entry = True
+    per_entry = True
+    widens = True
     reach = "tensor"
     pure = True
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = Units(buckets, None, measure("sum"), name="Cautious")
-        agree = [bucket.view(_agreement) for bucket in units.buckets]
-        kept = units.statistics(agree, units.order)[0]
-        entries = [1 + b.dtype.is_complex for b in units.buckets]  # a complex number is a pair
-        sizes = [n * k for k, b in zip(entries, units.buckets, strict=True) for n in b.cohort.sizes]
-        share = (kept / numbers(sizes, kept).clamp(min=1)).clamp(min=1e-3)
-        for bucket, mask in zip(units.buckets, agree, strict=True):
+        masks = [bucket.view(_agreement) for bucket in units.buckets]
+        counts = units.statistics(masks, units.order)[0]
+        sizes: list[int] = []
+        for bucket in units.buckets:
+            reals = 2 if bucket.dtype.is_complex else 1  # a complex element has two real parts
+            sizes += [reals * size for size in bucket.cohort.sizes]
+        share = (counts / numbers(sizes, counts).clamp(min=1)).clamp(min=1e-3)
+        for bucket, mask in zip(units.buckets, masks, strict=True):
             bucket.apply(self, units, mask=mask, share=share)
         return buckets
 
@@ -44,6 +53,7 @@ class Cautious(Transform):
 
 
 def _agreement(u: TensorList, state: State, group: Group) -> TensorList:
-    """1 where update and gradient have one sign, else 0."""
-    same = pairs(u).sign().mul_(pairs(group["grads"]))  # u · g of two tiny numbers would be 0
+    """Return 1 for the elements whose update has the sign of the gradient, else 0."""
+    # the product of two tiny numbers could be 0, the product of a sign and a number is not
+    same = pairs(u).sign().mul_(pairs(group["grads"]))
     return same.sign_().maximum_(0.0)

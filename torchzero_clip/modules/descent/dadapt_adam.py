@@ -1,9 +1,10 @@
-"""DAdaptAdam: Adam whose learning rate is a lower bound of how far away the solution is."""
+"""DAdaptAdam: Adam that estimates its learning rate."""
 
 from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Live, State, TensorList, Transform, zeros_like_state
@@ -12,23 +13,32 @@ from torchzero_clip.modules.descent import distance
 
 
 class DAdaptAdam(Transform):
-    """u ← m / (√v + eps);   m and v average lr d u and u²;   d ← max(d, r / (1 - √β₂) / ‖s‖₁)
+    """D-Adaptation: Adam that estimates its own learning rate from the distance to the solution.
 
-    s and r average lr d u and lr d ⟨u, s / (√v + eps)⟩ with √β₂, over the whole model. d is one
-    number, a lower bound of how far away the solution is; nothing is left to tune. The link has
-    the learning rate, in place of `LR`. It is Adam with D-Adaptation (tested against
-    facebookresearch/dadaptation).
+    Use it if you don't want to tune the learning rate. `Prodigy` is the newer method of the same
+    authors. The rule has the learning rate, in place of `LR`. It is Adam with D-Adaptation
+    (tested against facebookresearch/dadaptation).
+
+    u ← m / (√v + eps);   m and v average lr d u and u²;   d ← max(d, r / (1 - √β₂) / ‖s‖₁)
+
+    Here d is one number for the whole model, a lower bound of the distance from the first weights
+    to the solution. The vector s averages lr d u, and the number r averages
+    lr d ⟨u, s / (√v + eps)⟩. Both averages keep the share √β₂ per step and cover the whole model.
 
     Args:
-        lr: Times d.
-        betas: How much of m and v is kept a step; of s and r it is √β₂.
-        eps: Added to the denominators.
-        weight_decay: How much of the parameter joins the update, times lr d.
-        decouple: False has it join the gradient.
-        use_bias_correction: Correct m and v for their start at zero, as Adam does.
-        d0: The first d.
-        growth_rate: The most that d is multiplied by in a step.
-        layer_scale: Times the steps of a group, and its share in d.
+        lr: A factor of the estimated learning rate d. Default: 1.0.
+        betas: The shares of m and v that are kept per step. For s and r it is √β₂.
+            Default: (0.9, 0.999).
+        eps: A small number that is added to the denominators. Default: 1e-8.
+        weight_decay: The multiple of the parameter, times lr d, that is added to the update.
+            Default: 0.0.
+        decouple: If False, the weight decay is added to the gradient instead. Default: True.
+        use_bias_correction: If True, correct m and v for their start at zero, as `Adam` does.
+            Default: False.
+        d0: The first d. Default: 1e-6.
+        growth_rate: The largest factor by which d grows per step. Default: math.inf.
+        layer_scale: A factor of the steps of a parameter group, and of its part in the estimate.
+            Default: 1.0.
 
     Example:
         >>> import torch
@@ -54,7 +64,8 @@ class DAdaptAdam(Transform):
     state_kinds = {"exp_avg": "linear"}
     leaves = "own"
     shown = ("d",)
-    per_entry = pure = True
+    per_entry = True
+    pure = True
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {name: zeros_like_state(param) for name in distance.AVERAGES}
@@ -64,22 +75,26 @@ class DAdaptAdam(Transform):
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units, numbers = distance.begin(buckets)
-        d, numerator = [numbers.model[name] for name in ("d", "numerator")]
+        d = numbers.model["d"]
         lr, on, correction = distance.rates(units, numbers, self.use_bias_correction)
-        rate, scale = d * lr * correction, distance.vector(units.each("layer_scale"), d)
-        betas, live = distance.betas(units, d), distance.of_model(units)
+        rate = d * lr * correction
+        scale = distance.vector(units.each("layer_scale"), d)
+        betas = distance.betas(units, d)
+        live = distance.of_model(units)
         first, second, third = [on * (1 - beta) for beta in (*betas, betas[1].sqrt())]
         gain = distance.total(units, _gain, rate=scale * rate)
         counted = on * scale
         size = distance.size(units, keep=(1 - third) * counted, take=rate * third * counted)
         share = live["betas"][1] ** 0.5
-        numerator = share * numerator + (1 - share) * gain
-        found = numerator / ((1 - share) * size)
-        grown = d.maximum(found.minimum(d * live["growth_rate"]))
-        distance.keep(numbers, size > 0, d=grown, numerator=numerator)
+        numerator = share * numbers.model["numerator"] + (1 - share) * gain
+        estimate = numerator / ((1 - share) * size)
+        new_d = d.maximum(estimate.minimum(d * live["growth_rate"]))
+        distance.keep(numbers, size > 0, d=new_d, numerator=numerator)
         decay = rate * distance.vector(units.each("weight_decay"), d)
-        vectors = {"m": (1 - first, scale * rate * first), "s": (1 - third, rate * third)}
-        return distance.move(self, units, decay=decay, rate=(size > 0) * on, v=second, **vectors)
+        m = (1 - first, scale * rate * first)
+        s = (1 - third, rate * third)
+        rate = torch.where(size > 0, on, 0.0)
+        return distance.move(self, units, decay=decay, rate=rate, v=second, m=m, s=s)
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         u = distance.decayed(u, group, self.decouple)
@@ -87,6 +102,6 @@ class DAdaptAdam(Transform):
 
 
 def _gain(u: TensorList, state: State, group: Group) -> TensorList:
-    """What each entry adds to r: the way of the averages so far, along u."""
+    """Return the addend of each element to r: the average step so far times u."""
     over = state["exp_avg_sq"].sqrt().add_(group["eps"]).div_(state["s"])
     return over.reciprocal_().mul_(group["rate"]).mul_(u)

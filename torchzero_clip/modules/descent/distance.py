@@ -1,8 +1,8 @@
-"""What rules share that estimate how far away the solution is.
+"""Functions of the rules that estimate the distance to the solution, DAdaptAdam and Prodigy.
 
-Groups are units here: vectors have an entry a group, in the precision of the numbers of the model.
-Sums of the whole model are of lists that nothing is written for; they come first, and then the
-update of each entry with them. An accelerator takes both part by part.
+A unit is a parameter group here: vectors have one element per group, in the precision of the
+model-wide scalars. First come the sums over the whole model, whose terms are computed without
+being stored. Then each element is updated with these sums.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ AVERAGES = ("exp_avg", "exp_avg_sq", "s")
 
 
 def begin(buckets: Sequence[Bucket]) -> tuple[Units, Numbers]:
-    """The groups of a step, and the numbers of the model."""
+    """Return the groups of a step as units, and the model-wide scalars."""
     return Units(buckets, "group", NAMED["l1"]), Numbers(buckets)
 
 
 def decayed(u: TensorList, group: Group, decouple: bool) -> TensorList:
-    """u with the decay that joins it, unless that is apart."""
+    """Return u, with the weight decay if the decay is added to the gradient."""
     return u if decouple else u.add(group["params"], alpha=group["weight_decay"])
 
 
 def vector(values: Sequence[Any], like: Tensor) -> Tensor:
-    """Numbers, one of each group, as a vector."""
+    """Return a vector with the values of all groups."""
     return torch.stack([torch.zeros_like(like) + x for x in values])
 
 
 def betas(units: Units, like: Tensor) -> list[Tensor]:
-    """The live value `betas`, each of them as a vector."""
+    """Return each of the hyperparameters `betas` as a vector."""
     return [vector(row, like) for row in zip(*units.each("betas"), strict=True)]
 
 
 def rates(units: Units, numbers: Numbers, corrected: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The learning rates, where they are above 0, as 1 or 0, and Adam's bias correction, or 1.
+    """Return the learning rates, a 1 for each rate above 0 (else 0), and the bias correction.
 
-    A group without a learning rate is left alone.
+    A group whose learning rate is 0 does not change.
     """
     step = numbers.model["step"] + 1
     lr = vector(units.each("lr"), step)
@@ -54,24 +54,25 @@ def rates(units: Units, numbers: Numbers, corrected: bool) -> tuple[Tensor, Tens
 
 
 def of_model(units: Units) -> Group:
-    """The live values that the numbers of the model hang on: those of the first group."""
-    link, step = units.buckets[0].bound, units.buckets[0].step
-    return link.values(step.groups[0])
+    """Return the hyperparameters of the model-wide scalars, which come from the first group."""
+    bucket = units.buckets[0]
+    return bucket.bound.values(bucket.step.groups[0])
 
 
 def total(units: Units, function: Callable[..., TensorList], **vectors: Tensor) -> Tensor:
-    """The sum over the whole model of what a function makes of each entry."""
+    """Return the sum of `function` over all elements of the model."""
     return _as_one(units).sums_of(_views(units, function, vectors))[0]
 
 
 def size(units: Units, **vectors: Tensor) -> Tensor:
-    """‖s‖₁ of the whole model, after this step."""
+    """Return ‖s‖₁ of the whole model after this step."""
     return _as_one(units).norms_of(_views(units, _summed, vectors))[0]
 
 
 def _views(
     units: Units, function: Callable[..., TensorList], vectors: dict[str, Tensor]
 ) -> list[TensorList]:
+    """Return the result of `function` for every element, after weight decay, for each bucket."""
     decouple = units.buckets[0].bound.transform.decouple
 
     def entered(u: TensorList, state: State, group: Group) -> TensorList:
@@ -81,16 +82,17 @@ def _views(
 
 
 def _summed(u: TensorList, state: State, group: Group) -> TensorList:
+    """Return s after this step, without storing it."""
     return state["s"].mul(group["keep"]).add_(u, alpha=group["take"])
 
 
 def _as_one(units: Units) -> Units:
-    """All as one unit, and so the stages of a pipeline too, whichever groups they have."""
+    """Return all parameters as one unit, also if pipeline stages have different groups."""
     return Units(units.buckets, "global", NAMED["l1"])
 
 
 def keep(numbers: Numbers, moves: Tensor, **values: Tensor) -> None:
-    """Keep new numbers of the model and count the step, where it moves."""
+    """Store new model-wide scalars and count the step, if the model moves."""
     before = numbers.model
     values["step"] = before["step"] + 1
     numbers.set(None, {k: torch.where(moves, new, before[k]) for k, new in values.items()})
@@ -98,22 +100,27 @@ def keep(numbers: Numbers, moves: Tensor, **values: Tensor) -> None:
 
 
 def move(rule: Transform, units: Units, **vectors: Any) -> list[Bucket]:
-    """Have the rule do `adam` in every group.
+    """Apply the update of the rule in every group.
 
-    Of m and s what stays and what comes, of v the share of what comes.
+    `m` and `s` are pairs: the factor of the old average and the factor of the new value. `v` is
+    the weight of the new value.
     """
     for name in ("m", "s"):
-        vectors[f"keep_{name}"], vectors[f"take_{name}"] = vectors.pop(name)
+        factor_of_old, factor_of_new = vectors.pop(name)
+        vectors[f"keep_{name}"] = factor_of_old
+        vectors[f"take_{name}"] = factor_of_new
     for bucket in units.buckets:
         bucket.apply(rule, units, **vectors)
     return units.buckets
 
 
 def adam(u: TensorList, state: State, group: Group, decouple: bool) -> TensorList:
-    """u ← rate · (m / (√v + eps) + decay · w), once u is in m and s, and u² in v."""
+    """Update m, s and v with u, and return rate · (m / (√v + eps) + decay · w)."""
     m = state["exp_avg"].mul_(group["keep_m"]).add_(u, alpha=group["take_m"])
     state["s"].mul_(group["keep_s"]).add_(u, alpha=group["take_s"])
     v = state["exp_avg_sq"].lerp_(u.square_(), group["v"])
-    u = u.copy_(v).sqrt_().add_(group["eps"]).div_(m).reciprocal_()  # in the memory of u
-    u = u.add_(group["params"], alpha=group["decay"]) if decouple else u
+    # the result is computed in the memory of u, which saves temporary tensors
+    u = u.copy_(v).sqrt_().add_(group["eps"]).div_(m).reciprocal_()
+    if decouple:
+        u = u.add_(group["params"], alpha=group["decay"])
     return u.mul_(group["rate"])

@@ -14,12 +14,17 @@ from torchzero_clip.modules.descent.momentum import BUFFER, averages_its_buffer
 
 
 class EMA(Transform, Smoothing):
-    """m ← β m + (1 - β) u;   u ← m, or m / (1 - βᵗ) with debias, or (1 - β) u + β m with nesterov
+    """Exponential moving average of the updates: momentum whose result is an average, not a sum.
+
+    Use it before `Sign` (Signum) or `Orthogonalize` (Muon). `Momentum` is the sum that SGD uses.
+
+    m ← β m + (1 - β) u;   u ← m, or m / (1 - βᵗ) with debias, or (1 - β) u + β m with nesterov
 
     Args:
-        beta: How much of the average is kept a step.
-        debias: Undo the start at zero.
-        nesterov: Look ahead, as Muon does. It is not debiased.
+        beta: The share of the average m that is kept per step. Default: 0.9.
+        debias: If True, correct the average for its start at zero, as `Adam` does. Default: False.
+        nesterov: If True, look ahead by one step, as Muon does. It excludes `debias`.
+            Default: False.
 
     Example:
         >>> import torch

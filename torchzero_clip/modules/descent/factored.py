@@ -1,4 +1,4 @@
-"""Factored: the average squares of a matrix, kept as those of its rows and of its columns."""
+"""Factored: second moments that are stored as averages of rows and of columns."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from torchzero_clip.core.small_tensors import in_stacks, outer
 
 
 class Factored(NamedTuple):
-    """V = R C / mean(R), R and C the average squares of rows and of columns, in the last two dims.
+    """A second moment V of matrices, stored as the averages R of its rows and C of its columns.
 
-    R and C are whole on every rank; what shards add to them is gathered once.
+    V = R C / mean(R), for the last two dims of a tensor. R and C are complete on every rank. The
+    parts of a sharded tensor are gathered once per step.
 
     Attributes:
         rows: The name of R in the state.
-        columns: The name of C.
-        whole: That of V for tensors of fewer than two dims, or None where these have none.
+        columns: The name of C in the state.
+        whole: The name of V for tensors with fewer than two dims, or None if they have no V.
     """
 
     rows: str
@@ -27,7 +28,7 @@ class Factored(NamedTuple):
     whole: str | None = None
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        """The state of a parameter."""
+        """Return the first state of a parameter."""
         if param.dim() < 2:
             return {} if self.whole is None else {self.whole: zeros_like_state(param)}
         *stack, rows, columns = param.shape
@@ -43,44 +44,56 @@ class Factored(NamedTuple):
         weights: Sequence[float | Tensor],
         eps: Sequence[float | Tensor],
     ) -> None:
-        """V ← V + weight · (u² + eps - V), with a list, a weight and an eps for each bucket."""
-        given = list(zip(buckets, lists, weights, eps, strict=True))
-        for bucket, u, weight, more in given:
+        """Update V ← V + weight · (u² + eps - V), for the list, weight and eps of each bucket."""
+        inputs = list(zip(buckets, lists, weights, eps, strict=True))
+        for bucket, u, weight, bucket_eps in inputs:
             if self.whole in bucket.state_names:
-                bucket.state[str(self.whole)].lerp_(u.square().add_(more), weight)
-        given = [row for row in given if self.rows in row[0].state_names]
-        for name, dims in ((self.rows, _in_rows), (self.columns, _in_columns)) if given else ():
-            units = Units([row[0] for row in given], (), norms.measure("rms"), dims)
-            squares = units.norms_of([row[1] for row in given]).square()
-            held = [row[0].state[name] for row in given]
-            parts = squares.split([sum([t.numel() for t in average]) for average in held])
-            for average, part, (bucket, _, weight, more) in zip(held, parts, given, strict=True):
-                means = (part + more).to(bucket.device, average.dtype)
-                each = zip(means.split([t.numel() for t in average]), average, strict=True)
-                average.lerp_(TensorList([mean.view_as(t) for mean, t in each]), weight)
+                bucket.state[str(self.whole)].lerp_(u.square().add_(bucket_eps), weight)
+        matrices = [entry for entry in inputs if self.rows in entry[0].state_names]
+        if matrices:
+            self._follow_sides(matrices)
+
+    def _follow_sides(
+        self, matrices: list[tuple[Bucket, TensorList, float | Tensor, float | Tensor]]
+    ) -> None:
+        """Update R and C with the mean squares of rows and of columns."""
+        for name, dims in ((self.rows, _in_rows), (self.columns, _in_columns)):
+            units = Units([bucket for bucket, *_ in matrices], (), norms.measure("rms"), dims)
+            squares = units.norms_of([u for _, u, *_ in matrices]).square()
+            averages = [bucket.state[name] for bucket, *_ in matrices]
+            parts = squares.split([sum([t.numel() for t in average]) for average in averages])
+            for average, part, entry in zip(averages, parts, matrices, strict=True):
+                bucket, _, weight, eps = entry
+                means = (part + eps).to(bucket.device, average.dtype)
+                pairs = zip(means.split([t.numel() for t in average]), average, strict=True)
+                average.lerp_(TensorList([mean.view_as(t) for mean, t in pairs]), weight)
 
     def divide(self, bucket: Bucket, u: TensorList, least: float | Tensor = 0.0) -> TensorList:
-        """A new list: u / √V, neither mean(R) nor √V below `least`; u where there is no V."""
+        """Return u / √V as a new list, or u if it has no V. √V and mean(R) are at least `least`."""
         state = bucket.state
         if self.whole in state:
             root = state[str(self.whole)].sqrt()
         elif self.rows not in state:
             return u.clone()
         else:
-            rows, columns = state[self.rows], state[self.columns]
+            rows = state[self.rows]
             mean = TensorList(in_stacks(rows.tensors, _mean, _mean), owned=True).maximum_(least)
-            sides = bucket.parts(rows.div(mean).sqrt_()), bucket.parts(columns.sqrt())
-            root = TensorList(outer(*sides, u.tensors), owned=True)
+            root_of_rows = bucket.parts(rows.div(mean).sqrt_())
+            root_of_columns = bucket.parts(state[self.columns].sqrt())
+            root = TensorList(outer(root_of_rows, root_of_columns, u.tensors), owned=True)
         return root.maximum_(least).div_(u).reciprocal_()
 
 
 def _mean(rows: Tensor) -> Tensor:
+    """Return the mean of R over the rows of each matrix."""
     return rows.mean(-2, keepdim=True)
 
 
 def _in_rows(tensor: Tensor) -> tuple[int, ...]:
+    """Return the dim along which a row is averaged."""
     return (tensor.dim() - 1,)
 
 
 def _in_columns(tensor: Tensor) -> tuple[int, ...]:
+    """Return the dim along which a column is averaged."""
     return (tensor.dim() - 2,)

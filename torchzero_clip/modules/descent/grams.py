@@ -1,4 +1,4 @@
-"""Grams: the size of the update, with the sign of the gradient."""
+"""Grams: the magnitude of the update with the sign of the gradient."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from torchzero_clip.core import Group, State, TensorList, Transform
 
 
 class Grams(Transform):
-    """u ← |u| · sign(g)
+    """Grams: the magnitude of the update, with the sign of the current gradient.
 
-    Put it after an optimizer such as Adam: how far an entry moves is the average's, which way is
-    today's gradient's.
+    Put it after an optimizer such as `Adam`. The average decides how far an element moves, and the
+    current gradient decides the direction.
+
+    u ← |u| · sign(g)
+
+    Here g is the gradient.
 
     Example:
         >>> import torch
@@ -26,5 +30,6 @@ class Grams(Transform):
     per_entry = True
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        signs = group["grads"].to(u.dtype).sign()  # before u, which may be the gradient, is written
+        # u may share its memory with the gradient, so the signs are computed before u is written
+        signs = group["grads"].to(u.dtype).sign()
         return u.abs_().mul_(signs)

@@ -1,4 +1,4 @@
-"""Grokfast: the gradient with its slow average on top."""
+"""Grokfast: the gradient plus its slow average."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from torchzero_clip.core.state import averages_of
 
 
 class Grokfast(Transform):
-    """m ← alpha · m + (1 - alpha) u, at first u;   u ← u + lamb · m
+    """Grokfast: adds the slow average of the gradients to the gradient.
+
+    Put it before an optimizer such as `Adam`, for tasks in which the model generalizes long after
+    it has fitted the training data (grokking).
+
+    m ← alpha · m + (1 - alpha) u, at first u;   u ← u + lamb · m
 
     Args:
-        alpha: How much of the average is kept a step.
-        lamb: How much of it is added.
+        alpha: The share of the average m that is kept per step. Default: 0.98.
+        lamb: The weight of the average. Default: 2.0.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Heads: which rows of a parameter are heads of attention, and how large their logits were."""
+"""Heads: the rows of a parameter that are attention heads, and the largest logits of the heads."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from torchzero_clip.core.tensor_kinds import wide
 
 
 class Heads(NamedTuple):
-    """The rows of a weight or bias that make queries or keys, one head after another.
+    """The rows of a weight or bias that make queries or keys, one head after another, for `QKClip`.
 
     Attributes:
-        role: What they make, "query" or "key".
-        maxima: The largest logit of each head in this step, as a vector on the device. Where
-            queries share keys, of each head of keys, and the rows of its queries follow each other.
-        last: The last rows of each head that are something else, as in latent attention: of queries
-            those that carry the position and meet a key of all heads, which shrink by all of the
-            factor; of keys the values, which stay.
-        rows: The first of these rows and the one after the last, where the parameter has others.
+        role: The result of the rows, "query" or "key".
+        maxima: A vector with the largest logit of each head in this step, on the device. If several
+            heads of queries share one head of keys, it has one element per head of keys, and the
+            rows of these queries must follow each other.
+        last: The number of rows at the end of each head that are something else, as in latent
+            attention. For queries, these are the rows with the position, which meet a key that all
+            heads share; they are multiplied by the whole factor. For keys, they are the values,
+            which do not change.
+        rows: The first row and the row after the last one, if the parameter also has other rows.
     """
 
     role: Literal["query", "key"]
@@ -29,48 +31,54 @@ class Heads(NamedTuple):
     rows: tuple[int, int] | None = None
 
 
-def row_factors(found: Any, shape: tuple[int, ...], tau: float, alpha: float, name: str) -> Tensor:
-    """What each row of a parameter with these heads is multiplied by."""
-    heads = [found] if hasattr(found, "role") else list(found)
-    parts, end = [], 0
-    for some in sorted(heads, key=lambda some: some.rows or (0, shape[0])):
-        start, stop = some.rows or (0, shape[0])
-        factors = head_factors(some, stop - start, tau, alpha, name)
+def row_factors(heads: Any, shape: tuple[int, ...], tau: float, alpha: float, name: str) -> Tensor:
+    """Return the factor of each row of a parameter with these heads."""
+    sections = [heads] if hasattr(heads, "role") else list(heads)
+    parts: list[Tensor] = []
+    end = 0
+    for section in sorted(sections, key=lambda section: section.rows or (0, shape[0])):
+        start, stop = section.rows or (0, shape[0])
+        factors = head_factors(section, stop - start, tau, alpha, name)
         parts += [factors.new_ones(start - end), factors]
         end = stop
     factor = torch.cat([*parts, parts[-1].new_ones(shape[0] - end)])
     return factor.view(-1, *[1] * (len(shape) - 1))
 
 
-def head_factors(some: Any, rows: int, tau: float, alpha: float, name: str) -> Tensor:
-    """What each of the rows of some heads is multiplied by."""
-    maxima = some.maxima.detach().to(wide(some.maxima.device))
+def head_factors(heads: Any, rows: int, tau: float, alpha: float, name: str) -> Tensor:
+    """Return the factors of the rows of some heads."""
+    maxima = heads.maxima.detach().to(wide(heads.maxima.device))
     count = maxima.numel()
     size = rows // max(count, 1)
-    if maxima.dim() != 1 or size * count != rows or not 0 <= some.last <= size:
+    if maxima.dim() != 1 or size * count != rows or not 0 <= heads.last <= size:
         raise ValueError(
             "QKClip: maxima must be a vector with a number for each head, a count that "
             f"divides the {rows} rows of {name!r}, and last at most the rows of a head, "
-            f"got shape {tuple(maxima.shape)} and last={some.last}"
+            f"got shape {tuple(maxima.shape)} and last={heads.last}"
         )
-    if some.role not in ("query", "key"):
-        raise ValueError(f"QKClip: role must be 'query' or 'key', got {some.role!r}")
-    known = (maxima > 0) & torch.isfinite(maxima)
-    gamma = (tau / torch.where(known, maxima, tau)).clamp(max=1)
-    main = gamma ** (alpha if some.role == "query" else 1 - alpha)
-    rest = gamma if some.role == "query" else torch.ones_like(gamma)
-    parts = [main.unsqueeze(1).expand(-1, size - some.last)]
-    return torch.cat([*parts, rest.unsqueeze(1).expand(-1, some.last)], dim=1).flatten()
+    if heads.role not in ("query", "key"):
+        raise ValueError(f"QKClip: role must be 'query' or 'key', got {heads.role!r}")
+    usable = (maxima > 0) & torch.isfinite(maxima)
+    gamma = (tau / torch.where(usable, maxima, tau)).clamp(max=1)
+    if heads.role == "query":
+        main_factor = gamma**alpha
+        last_factor = gamma
+    else:
+        main_factor = gamma ** (1 - alpha)
+        last_factor = torch.ones_like(gamma)
+    main_rows = main_factor.unsqueeze(1).expand(-1, size - heads.last)
+    last_rows = last_factor.unsqueeze(1).expand(-1, heads.last)
+    return torch.cat([main_rows, last_rows], dim=1).flatten()
 
 
 def shrunk(
-    found: Any, w: Tensor, u: Tensor, tau: float, alpha: float, name: str = "", layout: Any = None
+    heads: Any, w: Tensor, u: Tensor, tau: float, alpha: float, name: str = "", layout: Any = None
 ) -> Tensor:
-    """The step that ends at (w - u) · factor; where that is 1, the step u itself."""
-    if not found:
+    """Return the step that ends at (w - u) · factor, or u itself if the factor is 1."""
+    if not heads:
         return u
     shape = tuple(w.shape if layout is None else layout.shape)
-    factor = row_factors(found, shape, tau, alpha, name)
+    factor = row_factors(heads, shape, tau, alpha, name)
     factor = (factor if layout is None else layout.part(factor)).to(u.dtype)
     w = w.to(u.dtype)
     return torch.where(factor == 1, u, w - factor * (w - u))

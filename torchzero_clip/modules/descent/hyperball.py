@@ -1,4 +1,4 @@
-"""Hyperball: weights that keep the norm they began with."""
+"""Hyperball: a rule that keeps the norm of the weights constant."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ from torchzero_clip.modules.descent.max_norm import project
 
 
 class Hyperball(NormRule):
-    """w ← R · w / ‖w‖ after the step, R the norm of w before the first: u ← w - R (w - u) / ‖w - u‖
+    """Hyperball: keeps the norm of each weight equal to its norm before the first step.
 
-    Put it after LR, where the update is the step that will be subtracted. A unit that is zero has
-    no R yet, and moves freely, as one of a single entry does.
+    Use it in place of weight decay, for weights whose scale does not matter, such as matrices
+    before a normalization layer. Put it after `LR`, where the update is the step that is
+    subtracted from the weights.
+
+    w ← R · w / ‖w‖ after the step, R the norm of w before the first: u ← w - R (w - u) / ‖w - u‖
+
+    A weight that is zero has no R yet and moves freely, and so does a weight with a single element.
 
     Args:
-        dim: What is measured together, as in `ClipNorm`, without slices.
+        dim: The tensors that share one norm: None for each tensor, "layer", "group" or "global".
+            Slices are not supported. Default: None.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""LaProp: momentum of steps that are each divided first."""
+"""LaProp: momentum of normalized gradients."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from torchzero_clip.core.state import statistic
 
 
 class LaProp(Transform):
-    """m ← β₁ m + (1 - β₁) lr · u / (√v̂ + eps);   u ← m / r;   r ← β₁ r + (1 - β₁) lr
+    """LaProp: Adam in the other order, which divides each gradient first and then averages.
 
-    v̂ is the average of u² that `Adam` has. The average of steps is weighted with the learning rate
-    that each had, that of `LR`, and r is how much of it there is.
+    It is more stable than `Adam` if β₁ is close to or above β₂.
+
+    m ← β₁ m + (1 - β₁) lr · u / (√v̂ + eps);   u ← m / r;   r ← β₁ r + (1 - β₁) lr
+
+    Here v̂ is the average of u² of `Adam`, with bias correction. Each gradient enters m with the
+    learning rate of its step, which comes from `LR`, and r is the sum of these weights.
 
     Args:
-        betas: How much of m and of v is kept a step.
-        eps: Added to the denominator.
+        betas: The shares of m and v that are kept per step. Default: (0.9, 0.999).
+        eps: A small number that is added to the denominator. Default: 1e-15.
 
     Example:
         >>> import torch
@@ -45,8 +49,9 @@ class LaProp(Transform):
         beta1, beta2 = group["betas"]
         weight = (1 - beta1) * group["lr"]
         rate = state["rate"].mul_(beta1).add_(weight).stack()
-        mass = state["mass"].mul_(beta2).add_(1 - beta2).stack()  # betas may change on the way
+        # the sum of weights in v, because 1 - β₂ᵗ would be wrong once a schedule changes β₂
+        mass = state["mass"].mul_(beta2).add_(1 - beta2).stack()
         v = state["exp_avg_sq"].mul_(beta2).addcmul_(u, u, 1 - beta2)
         u.div_(v.sqrt().div_(mass.sqrt()).add_(group["eps"]))
         m = state["exp_avg"].mul_(beta1).add_(u, alpha=weight)
-        return u.copy_(m).div_(rate + (rate <= 0))  # of learning rates that were all 0, 0
+        return u.copy_(m).div_(rate + (rate <= 0))  # m is 0 if all learning rates were 0

@@ -1,4 +1,4 @@
-"""The largest logits of attention, for those whose kernel does not tell."""
+"""largest_logits: the largest logits of attention, for kernels that do not return them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ def largest_logits(
     causal: bool = False,
     block: int = 1024,
 ) -> Tensor:
-    """The largest logit of every head of keys, for attention whose kernel does not tell.
+    """Return the largest logit of every head of keys, for `QKClip`.
 
-    The logits are made block by block, so that none but a block by block square a head is ever
-    in memory.
+    Use it if the attention kernel does not return its logits. The logits are computed in blocks, so
+    memory holds only `block` by `block` logits per head at a time.
 
     Args:
-        query: Of shape (..., heads, length, dim), as `scaled_dot_product_attention` takes it.
-        key: Of shape (..., heads, length, dim); with fewer heads, which divide those of the
-            queries, each is shared by as many that follow each other.
-        scale: What the products are multiplied by; 1 / √dim unless it is given.
-        causal: Leave out keys that come after their query.
-        block: How many queries, and how many keys, are looked at together.
+        query: The queries, of shape (..., heads, length, dim), as `scaled_dot_product_attention`
+            receives them.
+        key: The keys, of shape (..., heads, length, dim). Their number of heads must divide the
+            number of heads of the queries. Each head of keys is shared by consecutive heads of
+            queries.
+        scale: The factor of the products. Default: None, 1 / √dim.
+        causal: If True, a query ignores the keys after its position. Default: False.
+        block: The number of queries, and of keys, in a block. Default: 1024.
 
     Returns:
-        One number for each head of keys, on the device: the largest over all else.
+        A vector on the device with one element per head of keys: the largest logit over all other
+        dims.
 
     Example:
         >>> import torch
@@ -37,7 +40,8 @@ def largest_logits(
         >>> print(largest_logits(query, key, causal=True).shape)
         torch.Size([4])
     """
-    heads, shared = key.shape[-3], query.shape[-3] // max(key.shape[-3], 1)
+    heads = key.shape[-3]
+    shared = query.shape[-3] // max(heads, 1)
     if query.dim() < 3 or shared * heads != query.shape[-3] or key.shape[-1] != query.shape[-1]:
         raise ValueError(
             "largest_logits: query and key must have shapes (..., heads, length, dim), of one "
@@ -46,14 +50,15 @@ def largest_logits(
         )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     query = query.unflatten(-3, (heads, shared))
-    found = torch.full((heads,), -torch.inf, device=query.device)
+    maxima = torch.full((heads,), -torch.inf, device=query.device)
     for i in range(0, query.shape[-2], block):
         for j in range(0, min(key.shape[-2], i + block) if causal else key.shape[-2], block):
-            rows, columns = query[..., i : i + block, :], key[..., j : j + block, :].unsqueeze(-3)
-            logits = (rows @ columns.transpose(-1, -2)).float() * scale
+            queries = query[..., i : i + block, :]
+            keys = key[..., j : j + block, :].unsqueeze(-3)
+            logits = (queries @ keys.transpose(-1, -2)).float() * scale
             if causal and j + block > i + 1:
                 after = torch.ones(logits.shape[-2:], dtype=torch.bool, device=query.device)
                 logits = logits.masked_fill(after.triu(i - j + 1), -torch.inf)
-            whole = [d for d in range(logits.dim()) if d != logits.dim() - 4]
-            found = torch.maximum(found, logits.amax(whole))
-    return found
+            other_dims = [d for d in range(logits.dim()) if d != logits.dim() - 4]
+            maxima = torch.maximum(maxima, logits.amax(other_dims))
+    return maxima

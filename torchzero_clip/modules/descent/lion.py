@@ -1,4 +1,4 @@
-"""Lion: the sign of an interpolation."""
+"""Lion: the sign of momentum."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from torchzero_clip.core.traits import Bounding
 
 
 class Lion(Transform, Bounding):
-    """u ← sign(β₁ m + (1 - β₁) u);   m ← β₂ m + (1 - β₂) u
+    """Lion: the sign of an interpolation between the momentum and the gradient.
+
+    It needs half of the state of `Adam`. Use a learning rate 3 to 10 times smaller than for `Adam`,
+    and a larger weight decay.
+
+    u ← sign(β₁ m + (1 - β₁) u);   m ← β₂ m + (1 - β₂) u
 
     Args:
-        betas: How much of m enters the sign, and how much of it is kept.
+        betas: The share of m in the interpolation, and the share of m that is kept per step.
+            Default: (0.9, 0.99).
 
     Example:
         >>> import torch

@@ -9,9 +9,12 @@ from torchzero_clip.core.bounds import NonNegative
 
 
 class LR(Transform):
-    """u ← lr · u
+    """The learning rate: multiplies the update by `lr`.
 
-    One link of a chain may own `lr`, so that every scheduler of torch finds it.
+    It is usually the last link. The value is stored in `param_groups` under "lr", so all schedulers
+    of torch work. Only one link of a chain may have `lr`.
+
+    u ← lr · u
 
     Args:
         lr: The learning rate.

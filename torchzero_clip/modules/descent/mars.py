@@ -1,4 +1,4 @@
-"""Mars: the gradient with the noise of its last change taken off."""
+"""Mars: a gradient with less noise, by its change from step to step."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from torchzero_clip.core.bounds import NonNegative, Share
 
 
 class Mars(Transform):
-    """u ← u + gamma · beta / (1 - beta) · (u - p);   p ← u as it came
+    """MARS: variance reduction that adds a multiple of the change of the gradient.
 
-    p is the gradient of the step before, zero at first. `ClipNorm(1.0)` after it, then Adam with
-    the same beta, is MARS-AdamW.
+    Put it before an optimizer. `Mars`, `ClipNorm(1.0)` and `Adam` with the same beta are the method
+    MARS-AdamW of the paper.
+
+    u ← u + gamma · beta / (1 - beta) · (u - p);   p ← u as it came
+
+    Here p is the gradient of the previous step, which is zero in the first step.
 
     Args:
-        beta: How much of its average the optimizer after this link keeps a step; None as the first
-            of `betas` of the nearest link that has some, as `Adam`.
-        gamma: How much of the correction is made; 0 for none.
+        beta: The share of its average that the optimizer after this link keeps per step. None uses
+            the first of `betas` of the nearest link that has `betas`, such as `Adam`.
+            Default: 0.95.
+        gamma: The strength of the correction. 0 gives no correction. Default: 0.025.
 
     Example:
         >>> import torch
@@ -42,7 +47,8 @@ class Mars(Transform):
         return {"previous": zeros_like_state(param)}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        previous, weight = state["previous"], group["gamma"] * group["beta"] / (1 - group["beta"])
+        previous = state["previous"]
+        weight = group["gamma"] * group["beta"] / (1 - group["beta"])
         change = u.sub(previous)
         previous.copy_(u)
         return u.add_(change, alpha=weight)

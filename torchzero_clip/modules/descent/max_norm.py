@@ -1,4 +1,4 @@
-"""MaxNorm: weights that stay in a ball."""
+"""MaxNorm: a rule that limits the norm of the weights."""
 
 from __future__ import annotations
 
@@ -11,16 +11,23 @@ from torchzero_clip.core.bounds import NonNegative
 
 
 class MaxNorm(NormRule):
-    """w ← w · min(1, max_norm / ‖w‖) after the step: u ← w - (w - u) · min(1, max_norm / ‖w - u‖)
+    """Max-norm regularization: limits the norm of the weights after each step.
 
-    Put it after LR, where the update is the step that will be subtracted.
+    Put it after `LR`, where the update is the step that is subtracted from the weights.
+
+    w ← w · min(1, max_norm / ‖w‖) after the step: u ← w - (w - u) · min(1, max_norm / ‖w - u‖)
+
+    Weights within the limit keep their step unchanged.
 
     Args:
-        max_norm: The largest norm that the weights may have.
-        ord: Which norm: a number, or "l1", "linf", "std", "mad" and the like.
-        dim: What is measured together, as in `ClipNorm`: dim=1 each row of a matrix.
-        inverse_dims: Take all dims except those given: dim=0 then is each output unit.
-        min_size: Units of fewer elements are left alone.
+        max_norm: The largest norm of the weights.
+        ord: The norm to measure: a number such as 2, or a name such as "l1", "linf", "rms", "std"
+            or "mad". Default: 2.
+        dim: The elements that share one norm, as in `ClipNorm`. `dim=1` measures each row of a
+            matrix. Default: None, each tensor.
+        inverse_dims: If True, slices run along all dims except `dim`. `dim=0` then measures each
+            output unit. Default: False.
+        min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
 
     Example:
         >>> import torch
@@ -51,22 +58,22 @@ class MaxNorm(NormRule):
 
 
 def project(rule: NormRule, units: Units, limits: Sequence[Tensor | float]) -> None:
-    """Change the steps so that the weights end at the limits; units within theirs keep the step."""
+    """Change steps so that the weights meet the limits after them; other steps stay unchanged."""
     steps = iter([bucket.u for bucket in units.buckets])
-    ends = [bucket.view(_less) for bucket in units.buckets]
+    ends = [bucket.view(_w_minus_u) for bucket in units.buckets]
     norm = units.norms_of(ends)
     ratios = rule.scale(units, norm, limits, ends)
     for members, ratio in zip(units.groups, ratios, strict=True):
         for bucket in members:
             moves = units.as_list(bucket, ratio != 1)
-            bucket.u = bucket.view(_to, step=next(steps), moves=moves)
+            bucket.u = bucket.view(_step_to, step=next(steps), moves=moves)
 
 
-def _less(u: TensorList, state: State, group: Group) -> TensorList:
-    """w - u: where a step ends, or the step that ends there."""
+def _w_minus_u(u: TensorList, state: State, group: Group) -> TensorList:
+    """Return w - u: the end of a step, or the step that leads to an end."""
     return group["params"].to(u.dtype).sub(u)
 
 
-def _to(end: TensorList, state: State, group: Group) -> TensorList:
-    """The step that ends there, where it is to be changed."""
-    return _less(end, state, group).where(group["moves"], group["step"])
+def _step_to(end: TensorList, state: State, group: Group) -> TensorList:
+    """Return the step that leads to `end`, or the old step for units that do not change."""
+    return _w_minus_u(end, state, group).where(group["moves"], group["step"])

@@ -24,23 +24,27 @@ from torchzero_clip.core.traits import Smoothing
 from torchzero_clip.core.user_warnings import warn
 
 BUFFER = "momentum_buffer"
-"""What SGD and Muon of torch call their momentum."""
+"""The name of the momentum in the state of SGD and Muon of torch."""
 
 
 def averages_its_buffer(group: Mapping[str, Any]) -> bool:
-    """Whether the optimizer of torch with this group keeps an average, as Muon does, and no sum."""
+    """Return whether an optimizer of torch keeps an average (Muon) and not a sum (SGD)."""
     return "ns_coefficients" in group
 
 
 class Momentum(Transform, Smoothing):
-    """b ← momentum · b + (1 - dampening) u;   u ← b, or u + momentum · b with nesterov
+    """Momentum: a running sum of the updates, in which old updates decay.
 
-    It is that of torch.optim.SGD (tested against torch): the first update enters undamped.
+    Use it with `LR` for SGD with momentum. The rule does the same as the momentum of
+    torch.optim.SGD (tested against torch): dampening does not act on the first update.
+
+    b ← momentum · b + (1 - dampening) u;   u ← b, or u + momentum · b with nesterov
 
     Args:
-        momentum: How much of the sum is kept a step; 1 and above never forgets, and warns.
-        nesterov: Look ahead.
-        dampening: How much of each new update is held back.
+        momentum: The share of the sum b that is kept per step. A value of 1 or more never forgets,
+            and warns. Default: 0.9.
+        nesterov: If True, use Nesterov momentum, which looks ahead by one step. Default: False.
+        dampening: The share of each new update that does not enter the sum. Default: 0.0.
 
     Example:
         >>> import torch
@@ -75,7 +79,9 @@ class Momentum(Transform, Smoothing):
         return {**state, "started": 1.0}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        buffer, started, dampening = state["momentum_buffer"], state["started"], group["dampening"]
+        buffer = state["momentum_buffer"]
+        started = state["started"]
+        dampening = group["dampening"]
         buffer.mul_(group["momentum"])
         if isinstance(dampening, Tensor) or dampening != 0:
             share = 1 - started.stack() * dampening
@@ -86,9 +92,10 @@ class Momentum(Transform, Smoothing):
         return u.add_(buffer, alpha=group["momentum"]) if self.nesterov else buffer
 
     def fused(self, group: Group) -> FusedKernel | None:
-        momentum, dampening = group["momentum"], group["dampening"]
+        momentum = group["momentum"]
+        dampening = group["dampening"]
         if isinstance(dampening, Tensor) or dampening != 0 or momentum == 0:
-            return None  # torch damps the first update as well
+            return None  # the kernel of torch also damps the first update
         kernel = fused(
             "sgd", momentum=momentum, dampening=0.0, nesterov=self.nesterov,
             maximize=False, is_first_step=False,
@@ -98,13 +105,14 @@ class Momentum(Transform, Smoothing):
 
 
 def check_momentum(rule: Transform) -> None:
-    """Raise a sentence below 0, and warn from 1 on, which torch takes without a word."""
+    """Raise ValueError for momentum below 0, and warn from 1 on, which torch accepts silently."""
     rule.require("momentum", at_least=0)
     value = vars(rule)["momentum"]
     if isinstance(value, Tensor) and (value.device.type != "cpu" or torch.compiler.is_compiling()):
-        return  # reading it would wait for the device
+        return  # reading the value would synchronize with the device
     if value >= 1:
-        name, grows = type(rule).__name__, "never shrinks" if value == 1 else "grows by itself"
+        name = type(rule).__name__
+        grows = "never shrinks" if value == 1 else "grows by itself"
         warn(
             f"{name}: with momentum={value!r} the sum of updates {grows}, and every gradient acts "
             "for good; below 1, as 0.9, it forgets them",

@@ -1,4 +1,4 @@
-"""NAdam: Adam that looks ahead, with a momentum that grows."""
+"""NAdam: Adam with Nesterov momentum that grows."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from torchzero_clip.core.state import averages_of, statistic
 
 
 class NAdam(Transform):
-    """u ← (μₜ₊₁ m / (1 - Πμ μₜ₊₁) + (1 - μₜ) u / (1 - Πμ)) / (√v̂ + eps)
+    """NAdam: Adam with Nesterov momentum, whose β₁ grows over the first steps.
 
-    m and v̂ are the averages of `Adam`, Πμ is the product of μ so far, and
-    μₜ = β₁ (1 - 0.96^(t · momentum_decay) / 2).
+    u ← (μₜ₊₁ m / (1 - Πμ μₜ₊₁) + (1 - μₜ) u / (1 - Πμ)) / (√v̂ + eps)
+
+    Here m and v̂ are the averages of `Adam`, and t is the step number. The momentum of step t is
+    μₜ = β₁ (1 - 0.96^(t · momentum_decay) / 2), and Πμ is the product of all μ so far.
 
     Args:
-        betas: How much of the two averages is kept a step.
-        eps: Added to the denominator.
-        momentum_decay: How fast μ grows, from about β₁ / 2 to β₁; with `math.inf` it is β₁.
+        betas: The shares of m and v that are kept per step. Default: (0.9, 0.999).
+        eps: A small number that is added to the denominator. Default: 1e-8.
+        momentum_decay: The speed with which μ grows from about β₁ / 2 to β₁. With `math.inf`, μ is
+            β₁ from the start. Default: 4e-3.
 
     Example:
         >>> import torch
@@ -48,15 +51,17 @@ class NAdam(Transform):
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         beta1, beta2 = group["betas"]
         t = state["step"].add_(1).stack()
-        mu, coming = _momentum(t, group), _momentum(t + 1, group)
+        mu = _momentum(t, group)
+        next_mu = _momentum(t + 1, group)
         product = state["mu_product"].mul_(mu).stack()
         m = state["exp_avg"].lerp_(u, 1 - beta1)
         v = state["exp_avg_sq"].mul_(beta2).addcmul_(u, u, 1 - beta2)
-        ahead = u.mul((1 - mu) / (1 - product)).add_(m, alpha=coming / (1 - product * coming))
+        ahead = u.mul((1 - mu) / (1 - product)).add_(m, alpha=next_mu / (1 - product * next_mu))
+        # the denominator goes into the memory of u, which saves a temporary tensor
         u = u.copy_(v).sqrt_().div_((1 - beta2**t).sqrt()).add_(group["eps"])
         return u.div_(ahead).reciprocal_()
 
 
 def _momentum(t: Tensor, group: Group) -> Any:
-    """How much of the average enters step t."""
+    """Return μ of step t, the share of the average that is kept."""
     return group["betas"][0] * (1 - 0.5 * 0.96 ** (t * group["momentum_decay"]))

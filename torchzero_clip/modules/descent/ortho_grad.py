@@ -1,4 +1,4 @@
-"""OrthoGrad: the part of the update that turns the weights, without what stretches them."""
+"""OrthoGrad: a rule that removes the part of the update along the weights."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from torchzero_clip.core.transform import pairs
 
 
 class OrthoGrad(Transform):
-    """u ← r ‖u‖ / ‖r‖;   r = u - (u · w / ‖w‖²) w
+    """Orthogonal gradients: removes the part of the update that points along the weights.
 
-    For each tensor. What has no such part, as every single number, becomes zero.
+    Put it before an optimizer. It helps against models that raise their logits without learning
+    more. The norm of the update does not change.
+
+    u ← r ‖u‖ / ‖r‖;   r = u - (u · w / ‖w‖²) w
+
+    The formula applies to each tensor. If nothing remains of an update, for example of a single
+    number, the result is zero.
 
     Example:
         >>> import torch
@@ -25,22 +31,25 @@ class OrthoGrad(Transform):
     """
 
     reach = "tensor"
-    per_entry = widens = True
+    per_entry = True
+    widens = True
     pure = True
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = Units(buckets, None, measure(2), name="OrthoGrad")
-        before, size = units.norm(), units.norms_of([bucket.params for bucket in units.buckets])
+        norm = units.norm()
+        weight_norm = units.norms_of([bucket.params for bucket in units.buckets])
         products = [bucket.view(_product) for bucket in units.buckets]
-        share = units.statistics(products, NAMED["sum"])[0] / size**2
-        share = torch.where(size > 0, share, 0)
-        rest = [bucket.view(_rest, units, share=share) for bucket in units.buckets]
-        after = units.norms_of(rest)
-        eps = [torch.finfo(u.dtype).eps for u in rest for _ in range(len(u))]
-        rounding = after <= before * numbers([8 * x for x in eps], before)
-        ratio = torch.where(rounding, torch.inf, after / before)
-        for bucket, u in zip(units.buckets, rest, strict=True):
-            bucket.apply(self, units, rest=u, ratio=ratio)
+        share = units.statistics(products, NAMED["sum"])[0] / weight_norm**2
+        share = torch.where(weight_norm > 0, share, 0)
+        rests = [bucket.view(_rest, units, share=share) for bucket in units.buckets]
+        rest_norm = units.norms_of(rests)
+        eps = [torch.finfo(u.dtype).eps for u in rests for _ in range(len(u))]
+        # a rest as small as rounding errors counts as zero
+        only_rounding = rest_norm <= norm * numbers([8 * x for x in eps], norm)
+        ratio = torch.where(only_rounding, torch.inf, rest_norm / norm)
+        for bucket, rest in zip(units.buckets, rests, strict=True):
+            bucket.apply(self, units, rest=rest, ratio=ratio)
         return buckets
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
@@ -48,11 +57,12 @@ class OrthoGrad(Transform):
 
 
 def _product(u: TensorList, state: State, group: Group) -> TensorList:
+    """Return u · w for every element."""
     u = pairs(u)
     return u.mul(pairs(group["params"]).to(u.dtype))
 
 
 def _rest(u: TensorList, state: State, group: Group) -> TensorList:
-    """u without the part of it along w."""
+    """Return u without its part along w."""
     u = pairs(u)
     return u.sub(pairs(group["params"]).to(u.dtype).mul(group["share"]))

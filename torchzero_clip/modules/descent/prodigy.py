@@ -1,4 +1,4 @@
-"""Prodigy: Adam whose learning rate is an estimate of how far away the solution is."""
+"""Prodigy: Adam that estimates its learning rate."""
 
 from __future__ import annotations
 
@@ -14,24 +14,32 @@ from torchzero_clip.modules.descent import distance
 
 
 class Prodigy(Transform):
-    """u ← d m / (√v + d eps);   m and v average d u and (d u)²;   d ← max(d, d_coef · r / ‖s‖₁)
+    """Prodigy: Adam that estimates its own learning rate from the distance to the solution.
 
-    s ← β₃ s + lr d² u and r ← β₃ r + lr d² ⟨u, w₀ - w⟩ are sums over the whole model, w₀ the
-    weights that a parameter began with. d is one number, an estimate of how far away the solution
-    is; with `LR(1.0)` after the link nothing is left to tune. It is Prodigy (tested against
+    Use it with `LR(1.0)` if you don't want to tune the learning rate. It is Prodigy (tested against
     konstmish/prodigy).
 
+    u ← d m / (√v + d eps);   m and v average d u and (d u)²;   d ← max(d, d_coef · r / ‖s‖₁)
+
+    Here d is one number for the whole model, an estimate of the distance from the first weights w₀
+    to the solution. The sums s ← β₃ s + lr d² u and r ← β₃ r + lr d² ⟨u, w₀ - w⟩ cover the whole
+    model.
+
     Args:
-        betas: How much of m and v is kept a step.
-        beta3: How much of s and r is; None for √β₂.
-        eps: Added to the denominator, times d.
-        weight_decay: How much of the parameter joins the update, times d as the rest of it.
-        decouple: False has it join the gradient.
-        use_bias_correction: Correct m and v for their start at zero, as Adam does.
-        safeguard_warmup: Leave lr out of s, so that a warm-up of lr does not make d too large.
-        d0: The first d.
-        d_coef: How far to trust the estimate: what to change where steps are too short or long.
-        growth_rate: The most that d is multiplied by in a step.
+        betas: The shares of m and v that are kept per step. Default: (0.9, 0.999).
+        beta3: The share of s and r that is kept per step. Default: None, √β₂.
+        eps: A small number that is added to the denominator, times d. Default: 1e-8.
+        weight_decay: The multiple of the parameter, times d, that is added to the update.
+            Default: 0.0.
+        decouple: If False, the weight decay is added to the gradient instead. Default: True.
+        use_bias_correction: If True, correct m and v for their start at zero, as `Adam` does.
+            Default: False.
+        safeguard_warmup: If True, s does not contain lr, so that a warm-up of lr does not make d
+            too large. Default: False.
+        d0: The first d. Default: 1e-6.
+        d_coef: A factor of the estimate. Change it if steps are too short or too long.
+            Default: 1.0.
+        growth_rate: The largest factor by which d grows per step. Default: math.inf.
 
     Example:
         >>> import torch
@@ -60,38 +68,45 @@ class Prodigy(Transform):
     leaves = "own"
     shown = ("d",)
     state_kinds = {"start": "weights", "exp_avg": "linear"}
-    per_entry = pure = True
+    per_entry = True
+    pure = True
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        made = {name: zeros_like_state(param) for name in (*distance.AVERAGES, "start")}
-        return {**made, "start": made["start"].copy_(param.detach())}
+        state = {name: zeros_like_state(param) for name in (*distance.AVERAGES, "start")}
+        state["start"].copy_(param.detach())
+        return state
 
     def init_model(self) -> dict[str, float]:
         return {"d": self.d0, "d_max": self.d0, "numerator": 0.0, "step": 0.0}
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units, numbers = distance.begin(buckets)
-        d, most, numerator = [numbers.model[name] for name in ("d", "d_max", "numerator")]
+        d, largest, numerator = [numbers.model[name] for name in ("d", "d_max", "numerator")]
         lr, on, correction = distance.rates(units, numbers, self.use_bias_correction)
-        betas, live = distance.betas(units, d), distance.of_model(units)
+        betas = distance.betas(units, d)
+        live = distance.of_model(units)
         first, second = [on * (1 - beta) for beta in betas]
         third = distance.vector([_beta3(members[0].group) for members in units.groups], d) ** on
-        rate, growth = lr * correction, d / self.d0
+        rate = lr * correction
+        growth = d / self.d0
         share = (on if self.safeguard_warmup else rate) * growth
         gain = distance.total(units, _gain, rate=rate * d * growth)
         size = distance.size(units, keep=third * on, take=share * d)
         numerator = _beta3(live) * numerator + gain
-        found = live["d_coef"] * numerator / size
-        most = most.maximum(found)
-        grown = torch.where(d == self.d0, d.maximum(found), d) * live["growth_rate"]
-        distance.keep(numbers, size > 0, d=most.minimum(grown), d_max=most, numerator=numerator)
-        new = numbers.model["d"]
-        ahead = torch.where(first < 1, 1.0, new / d)  # without an average u is at the new d
-        eps = new * distance.vector(units.each("eps"), d)
+        estimate = live["d_coef"] * numerator / size
+        largest = largest.maximum(estimate)
+        limit = torch.where(d == self.d0, d.maximum(estimate), d) * live["growth_rate"]
+        new_d = largest.minimum(limit)
+        distance.keep(numbers, size > 0, d=new_d, d_max=largest, numerator=numerator)
+        kept_d = numbers.model["d"]
+        # with β₁ = 0 there is no average of earlier steps, and u is scaled by the new d
+        ahead = torch.where(first < 1, 1.0, kept_d / d)
+        eps = kept_d * distance.vector(units.each("eps"), d)
         decay = distance.vector(units.each("weight_decay"), d) / ahead
-        rate = (size > 0) * d * correction * ahead
-        vectors = {"m": (1 - first, first), "v": second, "s": (third, share)}
-        return distance.move(self, units, eps=eps, decay=decay, rate=rate, **vectors)
+        rate = torch.where(size > 0, d * correction * ahead, 0.0)
+        m = (1 - first, first)
+        s = (third, share)
+        return distance.move(self, units, eps=eps, decay=decay, rate=rate, m=m, v=second, s=s)
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         u = distance.decayed(u, group, self.decouple).mul_(group["d"])
@@ -99,9 +114,10 @@ class Prodigy(Transform):
 
 
 def _gain(u: TensorList, state: State, group: Group) -> TensorList:
-    """What each entry adds to r: the way from where the weights began, along u."""
+    """Return the addend of each element to r: the way back to its first weight, times u."""
     return state["start"].sub(group["params"]).mul_(group["rate"]).mul_(u)
 
 
 def _beta3(group: Group) -> Any:
+    """Return the share of s and r that is kept per step."""
     return group["betas"][1] ** 0.5 if group["beta3"] is None else group["beta3"]

@@ -1,4 +1,4 @@
-"""Project: weights that a function puts back where they belong."""
+"""Project: a rule that projects the weights after each step."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from torchzero_clip.core import Group, State, TensorList, TensorwiseTransform
 
 
 class Project(TensorwiseTransform):
-    """w ← fn(w) after the step: u ← w - fn(w - u)
+    """Projected gradient descent: a function maps the weights after each step to allowed weights.
 
-    Put it after LR, where the update is the step that will be subtracted. Entries that fn leaves as
-    they are keep their step.
+    Put it after `LR`, where the update is the step that is subtracted from the weights.
+
+    w ← fn(w) after the step: u ← w - fn(w - u)
+
+    Elements that `fn` does not change keep their step.
 
     Args:
-        fn: A function of one weight as it would be after the step, which gives it as it shall be.
-            It may write it.
+        fn: A function that receives one weight as it would be after the step, and returns the
+            allowed weight. It may change its argument in place.
 
     Example:
         >>> import torch
@@ -37,10 +40,11 @@ class Project(TensorwiseTransform):
     place = "end"
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        rows = zip(group["params"], u, strict=True)
-        return TensorList([self._moved(w.to(step.dtype), step) for w, step in rows])
+        pairs = zip(group["params"], u, strict=True)
+        return TensorList([self._moved(w.to(step.dtype), step) for w, step in pairs])
 
     def _moved(self, w: Tensor, step: Tensor) -> Tensor:
+        """Return the step that leads to the projection of the weight."""
         end = w - step
-        onto = self.fn(end.clone())
-        return torch.where(onto == end, step, w - onto)
+        projection = self.fn(end.clone())
+        return torch.where(projection == end, step, w - projection)

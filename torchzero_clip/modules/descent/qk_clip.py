@@ -1,4 +1,4 @@
-"""QKClip: queries and keys that shrink where their logits explode."""
+"""QKClip: a rule that shrinks queries and keys whose logits are too large."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from torchzero_clip.modules.descent.heads import Heads, shrunk
 
 
 class QKClip(Transform):
-    """w ← w · γ^α for queries, w ← w · γ^(1 - α) for keys after the step;   γ = min(1, tau / S)
+    """QK-Clip: scales down the query and key weights of an attention head whose logits explode.
 
-    S is the largest logit of a head in this step. Put it after LR, where the update is the step
-    that will be subtracted. A head whose S is not a number, or infinite, is left alone.
+    Put it after `LR`, where the update is the step that is subtracted from the weights.
+
+    w ← w · γ^α for queries, w ← w · γ^(1 - α) for keys after the step;   γ = min(1, tau / S)
+
+    Here S is the largest logit of a head in this step. A head whose S is NaN or infinite does not
+    change.
 
     Args:
-        max_logits: A function of the name and value of a parameter that returns its `Heads`, a list
-            of them for a parameter that holds both, or None. It is asked every step.
-        tau: The largest logit that is left alone.
-        alpha: α, the queries' share in what is taken off.
+        max_logits: A function of the name and value of a parameter. It returns the `Heads` of the
+            parameter, a list of `Heads` if the parameter has queries and keys, or None. It is
+            called in every step.
+        tau: The largest logit that does not change the weights. Default: 100.0.
+        alpha: α, the share of the queries in the factor. Default: 0.5.
 
     Example:
         >>> import torch
@@ -55,12 +60,17 @@ class QKClip(Transform):
 
 
 def shrink(bucket: Bucket, max_logits: Callable[[str, Tensor], Any]) -> TensorList:
-    """The steps of a bucket, those of heads such that the weights shrink."""
+    """Return the steps of a bucket, changed so that heads with large logits shrink."""
     pairs = zip(bucket.names, bucket.originals, strict=True)
-    found = [max_logits(name or "", p) for name, p in pairs]
-    if not any(found):
+    heads = [max_logits(name or "", p) for name, p in pairs]
+    if not any(heads):
         return bucket.u
-    u, live = bucket.u, (bucket.group["tau"], bucket.group["alpha"])
-    rows = zip(found, bucket.params.tensors, u, bucket.names, bucket.cohort.layouts, strict=True)
-    out = [shrunk(some, w, step, *live, name or "", layout) for some, w, step, name, layout in rows]
-    return TensorList(out, owned=u.owned)
+    u = bucket.u
+    tau = bucket.group["tau"]
+    alpha = bucket.group["alpha"]
+    rows = zip(heads, bucket.params.tensors, u, bucket.names, bucket.cohort.layouts, strict=True)
+    steps = [
+        shrunk(heads_of_p, w, step, tau, alpha, name or "", layout)
+        for heads_of_p, w, step, name, layout in rows
+    ]
+    return TensorList(steps, owned=u.owned)

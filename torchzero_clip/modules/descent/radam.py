@@ -1,4 +1,4 @@
-"""RAdam: Adam that begins as momentum, until its second moment can be trusted."""
+"""RAdam: Adam that starts as momentum until its second moment is reliable."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from torchzero_clip.core.state import averages_of
 
 
 class RAdam(Transform):
-    """u ← r m̂ √(1 - β₂ᵗ) / (√v + eps);   m̂ while ρ ≤ 5
+    """RAdam: Adam without warm-up, because the first steps use momentum without division.
 
-    m̂ and v are the averages of `Adam`, r = √((ρ - 4)(ρ - 2) ρ∞ / ((ρ∞ - 4)(ρ∞ - 2) ρ)),
-    ρ∞ = 2 / (1 - β₂) - 1 and ρ = ρ∞ - 2 t β₂ᵗ / (1 - β₂ᵗ), which counts the gradients in v.
+    u ← r m̂ √(1 - β₂ᵗ) / (√v + eps);   m̂ while ρ ≤ 5
+
+    Here m̂ and v are the averages of `Adam`, and t is the step number. The effective number of
+    gradients in v is ρ = ρ∞ - 2 t β₂ᵗ / (1 - β₂ᵗ), with ρ∞ = 2 / (1 - β₂) - 1. The factor r is
+    √((ρ - 4)(ρ - 2) ρ∞ / ((ρ∞ - 4)(ρ∞ - 2) ρ)).
 
     Args:
-        betas: How much of the two averages is kept a step.
-        eps: Added to √v, before its bias is undone.
+        betas: The shares of m and v that are kept per step. Default: (0.9, 0.999).
+        eps: A small number that is added to √v, before bias correction. Default: 1e-8.
 
     Example:
         >>> import torch
@@ -48,12 +51,13 @@ class RAdam(Transform):
         t = state["step"].add_(1).stack()
         m = state["exp_avg"].lerp_(u, 1 - beta1)
         v = state["exp_avg_sq"].mul_(beta2).addcmul_(u, u, 1 - beta2)
+        # the root goes into the memory of u, which saves a temporary tensor
         root = u.copy_(v).sqrt_().add_(group["eps"])
         return rectified(m, root, t, group["betas"])
 
 
 def rectified(m: TensorList, root: TensorList, t: Tensor, betas: Any) -> TensorList:
-    """The direction in step t, of the averages m and v; writes `root`, which is √v + eps."""
+    """Return the direction of step t from m and `root`, which is √v + eps and is overwritten."""
     beta1, beta2 = betas
     longest = 2 / (1 - beta2) - 1
     length = longest - 2 * t * beta2**t / (1 - beta2**t)

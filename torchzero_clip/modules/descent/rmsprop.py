@@ -1,4 +1,4 @@
-"""RMSprop: the update over the root of its mean square."""
+"""RMSprop: the update divided by the root of its mean square."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from torchzero_clip.modules.descent.momentum import check_momentum
 
 
 class RMSprop(Transform):
-    """v ← α v + (1 - α) u²;   u ← u / (√v + eps)
+    """RMSprop: divides each gradient element by the root of its average square.
 
-    With `centered`, v loses the square of the average of u, so that it is a variance.
+    Use it, for example, in reinforcement learning. `Adam` adds momentum and bias correction.
+
+    v ← α v + (1 - α) u²;   u ← u / (√v + eps)
+
+    With `centered`, the square of the average of u is subtracted from v, so that v is a variance.
 
     Args:
-        alpha: How much of the averages is kept a step; None as `beta` of the nearest link that has
-            one, as `EMA`.
-        eps: Added to the denominator.
-        momentum: Above zero, the result runs through b ← momentum · b + u as in torch. For a
-            momentum that can be scheduled put the link `Momentum` after this one instead.
-        centered: Divide by the standard deviation.
+        alpha: The share of the averages that is kept per step. None uses `beta` of the nearest
+            link that has `beta`, such as `EMA`. Default: 0.99.
+        eps: A small number that is added to the denominator. Default: 1e-8.
+        momentum: If above 0, the result is a running sum b ← momentum · b + u, as in torch. If the
+            momentum should follow a schedule, put `Momentum` after this link instead. Default: 0.0.
+        centered: If True, divide by the standard deviation of the gradient. Default: False.
 
     Example:
         >>> import torch
@@ -47,8 +51,11 @@ class RMSprop(Transform):
         check_momentum(self)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        names = ["square_avg"] + ["grad_avg"] * self.centered
-        names += ["momentum_buffer"] if self.momentum else []
+        names = ["square_avg"]
+        if self.centered:
+            names.append("grad_avg")
+        if self.momentum:
+            names.append("momentum_buffer")
         return {name: zeros_like_state(param) for name in names}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:

@@ -1,4 +1,4 @@
-"""Rprop: a step size for every entry, from the signs of its gradients alone."""
+"""Rprop: a separate step size for every element, from the signs of its gradients."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from torchzero_clip.core.bounds import NonNegative, Positive
 
 
 class Rprop(Transform):
-    """s ← s · η⁺ where u and the last one have one sign, s · η⁻ where not;   u ← s · sign(u)
+    """Rprop: a separate step size for every element, from the signs of its gradients alone.
 
-    Where the sign has turned the entry rests for a step.
+    Use it for full-batch training. With small batches the signs are too noisy.
+
+    s ← s · η⁺ where u and the last one have one sign, s · η⁻ where not;   u ← s · sign(u)
+
+    Here s is the step size. If the sign of an element has changed, its update is zero for one step.
 
     Args:
-        lr: The first step size of every entry; later values act on parameters that begin then.
-        etas: (η⁻, η⁺), the factors of a step size.
-        step_sizes: The smallest and the largest step size.
+        lr: The first step size of every element. A later change acts only on parameters that start
+            after it. Default: 1e-2.
+        etas: (η⁻, η⁺), the factors that shrink and grow a step size. Default: (0.5, 1.2).
+        step_sizes: The smallest and the largest step size. Default: (1e-6, 50.0).
 
     Example:
         >>> import torch
@@ -39,7 +44,8 @@ class Rprop(Transform):
 
     def check(self) -> None:
         super().check()
-        numbers = [x for x in self.etas if isinstance(x, (int, float))]  # to read others is to wait
+        # reading a tensor would synchronize with the device
+        numbers = [x for x in self.etas if isinstance(x, (int, float))]
         if len(numbers) == 2 and not numbers[0] < 1 < numbers[1]:
             raise ValueError(f"Rprop: etas must be one below 1 and one above 1, got {self.etas!r}")
 
@@ -51,10 +57,11 @@ class Rprop(Transform):
         }
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        (shorter, longer), (low, high) = group["etas"], group["step_sizes"]
+        shorter, longer = group["etas"]
+        low, high = group["step_sizes"]
         t = state["step"].add_(1).stack()
         size = state["step_size"]
-        turn = u.sign().mul_(state["prev"]).sign_()  # -1 where the sign has turned
+        turn = u.sign().mul_(state["prev"]).sign_()  # -1 for elements whose sign has changed
         factor = turn.maximum(0.0).mul_(longer - 1)
         factor.add_(turn.neg().maximum_(0.0), alpha=shorter - 1).add_(1)
         size.add_((2 - t).clamp(min=0) * group["lr"]).mul_(factor).clamp_(low, high)

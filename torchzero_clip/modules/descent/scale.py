@@ -1,4 +1,4 @@
-"""Scale: the update times a factor."""
+"""Scale: a rule that multiplies the update by a factor."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from torchzero_clip.core import Group, Live, State, TensorList, Transform
 
 
 class Scale(Transform):
-    """u ← factor · u
+    """Scale multiplies the update by a constant factor.
 
-    `Scale(-1)` in front maximises; so that `Cautious` sees it too, give it `target="grad"`.
+    `Scale(-1)` as the first link maximizes the loss. If the chain contains `Cautious`, which reads
+    the gradients, use `Scale(-1, target="grad")`.
+
+    u ← factor · u
 
     Args:
-        factor: Any number.
+        factor: The factor, any number.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""StableAdam: Adam that steps shorter where gradients outgrow their own average."""
+"""StableAdam: Adam with shorter steps if gradients outgrow their average."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ from torchzero_clip.core.transform import pairs, unpaired
 
 
 class StableAdam(NormRule):
-    """u ← (m̂ / (√v̂ + eps) + weight_decay · w) / max(1, r);   r = RMS(u / √max(v̂, eps²))
+    """StableAdam: Adam that shortens the step of a tensor if its gradients outgrow their average.
 
-    m̂ and v̂ are the averages of `Adam`, this step's gradient included. r is taken over each tensor:
-    1 where gradients are as large as usual, and large in the first steps after they grow.
+    Use it against loss spikes, in place of norm clipping.
+
+    u ← (m̂ / (√v̂ + eps) + weight_decay · w) / max(1, r);   r = RMS(u / √max(v̂, eps²))
+
+    Here m̂ and v̂ are the averages of `Adam`, the current gradient included. The ratio r is
+    computed for each tensor. It is about 1 for gradients of the usual size, and large in the first
+    steps after gradients grow.
 
     Args:
-        betas: How much of the two averages is kept a step.
-        eps: Added to the denominator, and the smallest √v̂ that r is measured with.
-        weight_decay: How much of the parameter joins the update, shortened with it. `WeightDecay`
-            after this link is the decay that is not.
+        betas: The shares of m and v that are kept per step. Default: (0.9, 0.99).
+        eps: A small number that is added to the denominator, and the smallest √v̂ in r.
+            Default: 1e-6.
+        weight_decay: The multiple of the parameter that is added to the update, and shortened with
+            it. `WeightDecay` after this link is not shortened. Default: 0.0.
 
     Example:
         >>> import torch
@@ -55,29 +61,33 @@ class StableAdam(NormRule):
         return buckets
 
     def _adam(self, bucket: Bucket) -> tuple[TensorList, TensorList]:
-        """The update that is not yet shortened, and u / √max(v̂, eps²)."""
-        group, state = bucket.group, bucket.state
-        beta1, beta2 = group["betas"]
+        """Return m̂ / (√v̂ + eps) + weight_decay · w."""
+        state = bucket.state
+        beta1, beta2 = bucket.group["betas"]
         u = pairs(bucket.u)
         t = state["step"].add_(1).stack()
         pairs(state["exp_avg"]).lerp_(u, 1 - beta1)
         pairs(state["exp_avg_sq"]).mul_(beta2).addcmul_(u, u, 1 - beta2)
         biases = {"bias": 1 - beta1**t, "root_of_bias": (1 - beta2**t).sqrt()}
-        growth, adam = bucket.view(_growth, **biases), bucket.view(_adam, **biases)
+        growth = bucket.view(_growth, **biases)
+        adam = bucket.view(_adam, **biases)
         if not bucket.dtype.is_complex:
             return adam, growth
-        return unpaired(adam), unpaired(growth.mul_(0.5**0.5))  # each is two entries of the mean
+        # the mean square counts a complex element once, but it has two real parts
+        return unpaired(adam), unpaired(growth.mul_(0.5**0.5))
 
 
 def _root(state: State, group: Group) -> TensorList:
+    """Return √v̂."""
     return pairs(state["exp_avg_sq"]).sqrt().div_(group["root_of_bias"])
 
 
 def _growth(u: TensorList, state: State, group: Group) -> TensorList:
+    """Return u / √max(v̂, eps²)."""
     return _root(state, group).maximum_(group["eps"]).div_(pairs(u)).reciprocal_()
 
 
 def _adam(u: TensorList, state: State, group: Group) -> TensorList:
-    over = _root(state, group).add_(group["eps"]).div_(pairs(state["exp_avg"]))
-    made = over.reciprocal_().div_(group["bias"])
-    return made.add_(pairs(group["params"]), alpha=group["weight_decay"])
+    inverse = _root(state, group).add_(group["eps"]).div_(pairs(state["exp_avg"]))
+    step = inverse.reciprocal_().div_(group["bias"])
+    return step.add_(pairs(group["params"]), alpha=group["weight_decay"])

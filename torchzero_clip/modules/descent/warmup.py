@@ -1,4 +1,4 @@
-"""Warmup: start small."""
+"""Warmup: a linear warm-up of the update."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from torchzero_clip.core.bounds import Count
 
 
 class Warmup(Transform):
-    """u ← u · min(1, t / steps)
+    """Linear warm-up: scales the update up from 1 / `steps` to its full size.
 
-    t counts the steps of each parameter, so one that is unfrozen later starts small as well.
+    Unlike a warm-up of the learning rate, it counts the steps of each parameter. So a parameter
+    that is unfrozen later has its own warm-up.
+
+    u ← u · min(1, t / steps)
+
+    Here t is the step number of each parameter, counted from 1.
 
     Args:
-        steps: When the full size is reached.
+        steps: The step in which the update reaches its full size.
 
     Example:
         >>> import torch

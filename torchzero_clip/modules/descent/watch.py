@@ -1,4 +1,4 @@
-"""Watch: how large the steps are beside the weights, and which way they go."""
+"""Watch: metrics of steps and weights."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from torchzero_clip.core.step import counted
 
 
 class Watch(NormRule):
-    """u ← u, and `metrics()` has ‖u‖, ‖w‖, ‖u‖ / ‖w‖ and cos(u, momentum)
+    """Watch measures how large the steps are relative to the weights. The update does not change.
 
-    Put it last, where u is the step that is subtracted from the weights w: it is measured in
-    float32, before the weights round it, and of sharded weights as a whole. The host waits for
-    nothing. The momentum is that of the last link of the chain that keeps one: state that the
-    link's class calls "linear" in `state_kinds`.
+    Put it last, where u is the step that is subtracted from the weights w. Steps are measured in
+    float32, before the weights are rounded, and over all ranks. Watch does not synchronize with the
+    GPU.
+
+    u ← u, and `metrics()` has ‖u‖, ‖w‖, ‖u‖ / ‖w‖ and cos(u, momentum)
+
+    The momentum is the momentum of the last link of the chain that has one, which is state that the
+    class of the link declares as "linear" in `state_kinds`.
 
     Args:
-        dim: What is measured together, as in `ClipNorm`: None each tensor, "layer", "group",
-            "global", or dims of slices.
-        inverse_dims: Take all dims except those given.
-        every: The steps from one measurement to the next; others have none of these metrics. Steps
-            that a guard skips count as well.
+        dim: The elements that share one norm, as in `ClipNorm`: None for each tensor, "layer",
+            "group", "global", or the dims of slices. Default: None.
+        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        every: The number of steps between two measurements. Other steps have none of these
+            metrics. Steps that a guard skips count as well. Default: 1.
 
     Example:
         >>> import torch
@@ -45,31 +49,34 @@ class Watch(NormRule):
 
     clips = False
     widens = True
-    reach = "model"  # what it says is of one step
+    reach = "model"  # all metrics are measured in the same step
     place = "end"
     leaves = "gradient"
     pure = True
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        step, path = buckets[0].step, buckets[0].bound.path
+        step = buckets[0].step
         if self.every > 1:
-            count = _counted(step, path)
+            count = _counted(step, buckets[0].bound.path)
             if step.notes.ask(_rests, count, self.every):
                 return buckets
         units = self.units(buckets)
         steps = [bucket.u for bucket in units.buckets]
         weights = [b.params.to(u.dtype) for b, u in zip(units.buckets, steps, strict=True)]
-        size, norm = units.norms_of(steps), units.norms_of(weights)
-        found = {"step": size, "weights": norm, "ratio": (size / norm).masked_fill(size == 0, 0)}
+        step_norm = units.norms_of(steps)
+        weight_norm = units.norms_of(weights)
+        ratio = (step_norm / weight_norm).masked_fill(step_norm == 0, 0)
+        metrics = {"step": step_norm, "weights": weight_norm, "ratio": ratio}
         momenta = [m for bucket in units.buckets if (m := _momentum(bucket)) is not None]
         if len(momenta) == len(steps):
-            along = units.dot(steps, momenta) / size / units.norms_of(momenta)
-            found["cosine"] = along.masked_fill(along.isnan() & size.isfinite(), 0)
-        _record(units, found)
+            cosine = units.dot(steps, momenta) / step_norm / units.norms_of(momenta)
+            metrics["cosine"] = cosine.masked_fill(cosine.isnan() & step_norm.isfinite(), 0)
+        _record(units, metrics)
         return buckets
 
     def _record_unknown(self, buckets: list[Bucket]) -> None:
-        step, path = buckets[0].step, buckets[0].bound.path
+        step = buckets[0].step
+        path = buckets[0].bound.path
         if self.every > 1 and _rests(counted(step.groups, f"{path}/step", 0), self.every):
             return
         names = ["step", "weights", "ratio"]
@@ -84,29 +91,30 @@ class Watch(NormRule):
         return True
 
 
-def _record(units: Units, found: Mapping[str, Tensor]) -> None:
-    """Leave vectors with an entry for each unit for `metrics()`."""
+def _record(units: Units, metrics: Mapping[str, Tensor]) -> None:
+    """Store vectors with one element per unit for `metrics()`."""
     bucket = units.buckets[0]
     ids = {UNITS: units.division.ids(bucket.step.groups)} if units.count > 1 else {}
-    plain = {name: x[0] if len(x) == 1 else x for name, x in found.items()}
+    plain = {name: x[0] if len(x) == 1 else x for name, x in metrics.items()}
     bucket.step.record[bucket.bound.path] = {**ids, **plain}
 
 
 def _counted(step: Step, path: str) -> int:
-    """Count a step, whether or not a guard skips it, because the host may not know that yet."""
+    """Count a step, even if a guard skips it, because the host may not know that yet."""
     step.counted.add(path)
     return step.notes.count(step.groups, f"{path}/step", 1)
 
 
 def _rests(count: int, every: int) -> bool:
+    """Return whether a step has no measurement."""
     return count % every > 0
 
 
 def _momentum(bucket: Bucket) -> TensorList | None:
-    """Return the momentum of the last link that keeps one; None if no link does.
+    """Return the momentum of the last link that keeps one, or None if no link does.
 
-    Only the links of the chain itself count. The state of a link inside another one may be in
-    another basis than the weights.
+    Only the links of the chain itself count. A link inside another link may keep its state in a
+    different basis.
     """
     for link in reversed(bucket.bound.tops):
         for name, kind in link.transform.state_kinds.items():

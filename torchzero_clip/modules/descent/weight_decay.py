@@ -1,4 +1,4 @@
-"""WeightDecay: pull the parameters towards zero."""
+"""WeightDecay: a rule that pulls the parameters toward zero."""
 
 from __future__ import annotations
 
@@ -13,20 +13,27 @@ from torchzero_clip.core.state import statistic
 
 
 class WeightDecay(Transform):
-    """u ← u + weight_decay · w
+    """Weight decay: adds a multiple of the parameter to the update, which pulls it toward zero.
 
-    Its place says which kind: before Adam it is coupled, L2 regularisation (tested against
-    torch); between Adam and LR it is decoupled, as in AdamW (tested against torch).
+    The position decides the kind of decay. Before `Adam` it is coupled, L2 regularization
+    (tested against torch). Between `Adam` and `LR` it is decoupled, as in AdamW
+    (tested against torch).
+
+    u ← u + weight_decay · w
 
     Args:
-        weight_decay: How much of the parameter joins the update.
-        cautious: Only the entries with u · w ≥ 0, whose update makes them smaller as well.
-        follows_lr: Times lr over the largest lr so far. The learning rate is another link's: since
-            `LR` multiplies the decay too, it falls with the square of a schedule.
-        afterwards: Of the weights that the step leaves, as AdamW in older libraries:
-            u ← (1 - lr · weight_decay) u + weight_decay · w, with the learning rate of `LR`.
-        proximal: Of the weights that the step leaves, as Adan:
-            u ← (u + weight_decay · w) / (1 + lr · weight_decay), with the learning rate of `LR`.
+        weight_decay: The multiple of the parameter that is added.
+        cautious: If True, only elements with u · w ≥ 0 decay: elements that the update makes
+            smaller anyway. Default: False.
+        follows_lr: If True, the decay is multiplied by lr / (the largest lr so far). `LR`
+            multiplies the decay as well, so the decay falls with the square of a schedule.
+            Default: False.
+        afterwards: If True, the weights decay after the step, as with AdamW in older libraries:
+            u ← (1 - lr · weight_decay) u + weight_decay · w. The learning rate comes from `LR`.
+            Default: False.
+        proximal: If True, the decay is proximal, as in Adan:
+            u ← (u + weight_decay · w) / (1 + lr · weight_decay). The learning rate comes from
+            `LR`. Default: False.
 
     Example:
         >>> import torch
@@ -67,14 +74,15 @@ class WeightDecay(Transform):
         return {"largest_lr": statistic(0.0, param)} if self.follows_lr else {}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        decay, w = group["weight_decay"], group["params"]
+        decay = group["weight_decay"]
+        w = group["params"]
         if self.follows_lr:
             largest = state["largest_lr"].maximum_(group["lr"]).stack()
             share = (group["lr"] / largest).clamp(max=1)
             decay = decay * torch.where(largest > 0, share, torch.ones_like(share))
         if self.cautious:
             signs = u.sign().mul_(w.to(u.dtype).sign())
-            w = signs.add_(1).minimum_(1).mul_(w)  # w where the signs agree, or one is 0
+            w = signs.add_(1).minimum_(1).mul_(w)  # w if the signs agree or one is 0, else 0
         if self.afterwards:
             u = u.mul_(1 - group["lr"] * decay)
         u = u.add_(w, alpha=decay)

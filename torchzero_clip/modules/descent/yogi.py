@@ -1,4 +1,4 @@
-"""Yogi: Adam whose second moment takes small steps."""
+"""Yogi: Adam with a second moment that changes slowly."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ from torchzero_clip.modules.descent.adagrad import filled_like_state
 
 
 class Yogi(Transform):
-    """m ← β₁ m + (1 - β₁) u;   v ← v - (1 - β₂) sign(v - u²) u²;   u ← m̂ / (√v̂ + eps)
+    """Yogi: Adam whose second moment grows and falls by limited amounts.
 
-    m̂ and v̂ are debiased as those of `Adam` are.
+    Use it if the gradients are sparse or noisy: unlike in `Adam`, v does not forget a large
+    gradient quickly.
+
+    m ← β₁ m + (1 - β₁) u;   v ← v - (1 - β₂) sign(v - u²) u²;   u ← m̂ / (√v̂ + eps)
+
+    Here m̂ and v̂ are m and v with bias correction, as in `Adam`.
 
     Args:
-        betas: How much of m is kept a step, and 1 less the share of u² by which v moves.
-        eps: Added to the denominator.
-        initial_accumulator: Where m and v start.
+        betas: The share of m that is kept per step, and 1 minus the share of u² by which v
+            changes. Default: (0.9, 0.999).
+        eps: A small number that is added to the denominator. Default: 1e-3.
+        initial_accumulator: The first value of m and v. Default: 1e-6.
 
     Example:
         >>> import torch
@@ -39,15 +45,17 @@ class Yogi(Transform):
     per_entry = True
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        names, start = ("exp_avg", "exp_avg_sq"), self.initial_accumulator
-        filled = {name: filled_like_state(param, start) for name in names}
-        return {"step": counter(param), **filled}
+        start = self.initial_accumulator
+        averages = {name: filled_like_state(param, start) for name in ("exp_avg", "exp_avg_sq")}
+        return {"step": counter(param), **averages}
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         beta1, beta2 = group["betas"]
-        t, v = state["step"].add_(1).stack(), state["exp_avg_sq"]
+        t = state["step"].add_(1).stack()
+        v = state["exp_avg_sq"]
         m = state["exp_avg"].lerp_(u, 1 - beta1)
         square = u.mul(u)
         v.addcmul_(v.sub(square).sign_(), square, beta2 - 1)
+        # the denominator goes into the memory of u, which saves a temporary tensor
         root = u.copy_(v).sqrt_().div_((1 - beta2**t).sqrt()).add_(group["eps"])
         return root.div_(m).reciprocal_().div_(1 - beta1**t)

@@ -1,4 +1,4 @@
-"""Which parameters, which steps: masks, partitions, guards."""
+"""Rules that choose parameters and steps: masks, partitions and guards."""
 
 from torchzero_clip.modules.flow.accumulate import Accumulate
 from torchzero_clip.modules.flow.carry import Carry

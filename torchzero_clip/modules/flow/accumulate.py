@@ -1,4 +1,4 @@
-"""Accumulate: several small batches as one large."""
+"""Accumulate: a rule that collects the gradients of several small batches."""
 
 from __future__ import annotations
 
@@ -20,18 +20,23 @@ from torchzero_clip.core.bounds import Count
 from torchzero_clip.core.torch_private import foreach
 from torchzero_clip.core.traits import Gate
 
-FIRST = 1  # gradients of the first large batch of a parameter are in its sum
-LATER = 2  # those of a later one are, so that the links after this one have seen the parameter
+FIRST = 1  # the sum has gradients of the first large batch of its parameter
+LATER = 2  # the sum has gradients of a later batch: the links after it have met the parameter
 
 
 class Accumulate(Transform, Gate):
-    """s ← s + u;   every `steps`-th step u ← s / steps, s ← 0; in between nothing after it runs
+    """Gradient accumulation: averages the gradients of `steps` calls of `step()` into one update.
 
-    Links after it see the mean in `group["grads"]` too. A gradient that is missing in one of the
-    steps counts as zero.
+    Use it if a large batch does not fit into memory. If memory allows, prefer to call `backward()`
+    several times on the loss divided by their number, and then `step()` once.
+
+    s ← s + u;   every `steps`-th step u ← s / steps, s ← 0; in between nothing after it runs
+
+    The rules after this one also receive the mean as `group["grads"]`. If a parameter has no
+    gradient in one of the steps, this gradient counts as zero.
 
     Args:
-        steps: How many steps make one.
+        steps: The number of calls of `step()` that make one update.
 
     Example:
         >>> import torch
@@ -42,7 +47,7 @@ class Accumulate(Transform, Gate):
 
     steps: Count
 
-    leaves = "gradient"  # of the large batch
+    leaves = "gradient"
     drops = True
     impure = (
         "most of its steps do less than others, which the host decides: where memory allows call "
@@ -58,7 +63,7 @@ class Accumulate(Transform, Gate):
         return {"sum": zeros_like_state(param)}
 
     def per_parameter(self, param: Tensor) -> dict[str, Any]:
-        return {**self.init(param), "begun": 0}  # with gradients in the sum FIRST or LATER
+        return {**self.init(param), "begun": 0}  # 0 for an empty sum, else FIRST or LATER
 
     def passed(self, state: Mapping[str, Any]) -> bool:
         return "sum" in state and state.get("begun") in (0, LATER)
@@ -71,7 +76,7 @@ class Accumulate(Transform, Gate):
         return buckets
 
     def _passed_over(self, step: Any, path: str) -> bool:
-        return False  # whether a sum is complete depends on the steps that happen
+        return False  # a skipped step adds nothing, so it must not count toward `steps`
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         count = count_step(buckets)
@@ -82,23 +87,24 @@ class Accumulate(Transform, Gate):
         return self._means(buckets[0].step, buckets[0].bound.path)
 
     def _add(self, bucket: Bucket) -> None:
-        """Take the update into the sums; those of the last large step begin anew."""
-        key, sums = f"{bucket.bound.path}/begun", bucket.state["sum"]
+        """Add the update to the sums. The first update of a large step restarts its sum at zero."""
+        key = f"{bucket.bound.path}/begun"
+        sums = bucket.state["sum"]
         begun = [bool(state.get(key)) for state in bucket.param_states]
         in_first = [state.get(key, FIRST) == FIRST for state in bucket.param_states]
         if not all(begun):
-            foreach("zero_", [t for t, on in zip(sums, begun, strict=True) if not on])
+            foreach("zero_", [t for t, has_sum in zip(sums, begun, strict=True) if not has_sum])
         sums.add_(bucket.u)
         for state, first in zip(bucket.param_states, in_first, strict=True):
             state[key] = FIRST if first else LATER
 
     def _means(self, step: Step, path: str) -> list[Bucket]:
-        """Buckets of all parameters that have had a gradient, which may be None by now."""
+        """Return buckets with the mean of every parameter that had a gradient in these steps."""
         states = step.states or {}
 
         def total(p: Tensor) -> Tensor | None:
-            held = states.get(p, {})
-            return held[f"{path}/sum"] if held.get(f"{path}/begun") else None
+            state = states.get(p, {})
+            return state[f"{path}/sum"] if state.get(f"{path}/begun") else None
 
         buckets = in_buckets(step, total)
         for bucket in buckets:

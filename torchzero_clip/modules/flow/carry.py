@@ -1,4 +1,4 @@
-"""Carry: what a rule cuts off comes back in the next step."""
+"""Carry: error feedback for a rule that clips."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ from torchzero_clip.modules.flow.masked import check_inner, check_keeps
 
 
 class Carry(Transform):
-    """u ← tfm(u + c);   c ← u + c - tfm(u + c)
+    """Error feedback: adds the part that a rule has clipped to the gradient of the next step.
 
-    What is cut off is added to the next gradient, so that over many steps nothing is lost and no
-    direction is favoured. An entry that would become NaN or infinite leaves its c as it was.
+    Use it if clipping should not bias the direction over many steps: nothing is lost, only delayed.
+
+    u ← tfm(u + c);   c ← u + c - tfm(u + c)
+
+    An element of c that would become NaN or infinite does not change.
 
     Args:
-        tfm: A rule that clips, or a Chain. Guards, Freeze and Accumulate may not stand in it.
+        tfm: The rule or Chain that clips. It must not contain guards, `Freeze` or `Accumulate`.
 
     Example:
         >>> import torch
@@ -46,11 +49,10 @@ class Carry(Transform):
         return prepare(buckets)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        held = [bucket.state["carried"] for bucket in buckets]
-        pairs = zip(buckets, held, strict=True)
-        sums = [bucket.u.add_(c) for bucket, c in pairs]
-        cut = transformed(buckets, [total.borrow() for total in sums])
-        for bucket, c, total, u in zip(buckets, held, sums, cut, strict=True):
+        carried = [bucket.state["carried"] for bucket in buckets]
+        sums = [bucket.u.add_(c) for bucket, c in zip(buckets, carried, strict=True)]
+        clipped = transformed(buckets, [total.borrow() for total in sums])
+        for bucket, c, total, u in zip(buckets, carried, sums, clipped, strict=True):
             rest = total.sub(u)
             c.copy_(rest.where(rest.isfinite(), c))
             bucket.u = u

@@ -1,4 +1,4 @@
-"""Choice: the parameters for which a function of name and value holds."""
+"""Functions that choose parameters by name and value."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ from torchzero_clip.core import Bucket
 def split(
     buckets: list[Bucket], where: Callable[[Any, Tensor], bool]
 ) -> tuple[list[Bucket], list[Bucket]]:
-    """The parts of the buckets where a condition holds, and the rest."""
+    """Return the parts of the buckets where a condition on name and value is true, and the rest."""
     inside: list[Bucket] = []
     outside: list[Bucket] = []
     for bucket in buckets:
-        rows = zip(bucket.names, bucket.originals, strict=True)
-        chosen = [bool(bucket.step.notes.ask(where, n or _NoName(), p)) for n, p in rows]
-        for part, kind in ((inside, True), (outside, False)):
-            places = [i for i, choice in enumerate(chosen) if choice is kind]
-            if places:
-                part.append(bucket if len(places) == len(chosen) else bucket.select(places))
+        pairs = zip(bucket.names, bucket.originals, strict=True)
+        chosen = [bool(bucket.step.notes.ask(where, n or _NoName(), p)) for n, p in pairs]
+        if all(chosen):
+            inside.append(bucket)
+        elif not any(chosen):
+            outside.append(bucket)
+        else:
+            inside.append(bucket.select([i for i, choice in enumerate(chosen) if choice]))
+            outside.append(bucket.select([i for i, choice in enumerate(chosen) if not choice]))
     return inside, outside
 
 
 class _NoName:
-    """The name of a parameter that came without one: equal to "", and to look into it is an error.
+    """The name of a parameter without a name: it equals "", and any other use raises an error.
 
-    An empty string would belong to no choice by name, and nothing would say so.
+    A plain empty string would match no pattern, and the missing names would go unnoticed.
     """
 
     def __getattr__(self, method: str) -> NoReturn:
@@ -59,6 +62,7 @@ class _NoName:
 
 
 def _nameless() -> ValueError:
+    """Return the error for a parameter that is chosen by a name which it does not have."""
     return ValueError(
         "a parameter is chosen by its name, but has none: pass model.named_parameters() to the "
         "optimizer instead of model.parameters()"

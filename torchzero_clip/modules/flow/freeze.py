@@ -1,4 +1,4 @@
-"""Freeze: parameters that stay where they are."""
+"""Freeze: a rule that drops the updates of some parameters."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torchzero_clip.modules.flow.choice import split
 
 
 class Freeze(Transform):
-    """No update where where(name, p) holds
+    """Freeze drops the updates of the parameters that a function chooses, so they do not change.
 
-    Links after it do not see these parameters and keep no state for them.
+    Links after it do not receive these parameters, and allocate no state for them.
 
     Args:
-        where: Chooses parameters by name and value. To ask for the name is an error unless the
-            optimizer was given `model.named_parameters()`.
+        where: A function of the name and value of a parameter that returns True for the parameters
+            to freeze. If it uses the name, give `model.named_parameters()` to the optimizer.
 
     Example:
         >>> import torch
@@ -32,7 +32,8 @@ class Freeze(Transform):
     leaves = "gradient"
     drops = True
     reach = "tensor"
-    pure, asks = True, ("where",)
+    pure = True
+    asks = ("where",)
 
     def ways(self, name: str, param: Tensor) -> Sequence[int] | None:
         return None if self.where(name, param) else []

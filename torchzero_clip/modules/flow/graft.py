@@ -1,4 +1,4 @@
-"""Graft: the size of one update and the direction of another."""
+"""Graft: a rule with the size of one update and the direction of another."""
 
 from __future__ import annotations
 
@@ -21,18 +21,24 @@ from torchzero_clip.modules.flow.masked import check_keeps, check_outer
 
 
 class Graft(NormRule):
-    """u ← d · ‖n‖ / ‖d‖,   n = norm_of(u),   d = direction_of(u)
+    """Grafting: combines the norm of one update with the direction of another.
 
-    Both see the update as it came. Where d is zero it stays zero.
+    Use it to give an optimizer such as `Shampoo` the well-known step sizes of `Adam`.
+
+    u ← d · ‖n‖ / ‖d‖,   n = norm_of(u),   d = direction_of(u)
+
+    Both transforms receive the same update. If d is zero, the result is zero.
 
     Args:
-        norm_of: The transform or Chain whose result has the size.
-        direction_of: The transform or Chain whose result has the direction. Guards, Freeze and
-            Accumulate may not stand in either.
-        ord: Which norm: a number, or "l1", "linf", "std", "mad" and the like.
-        dim: What is measured together, as in `ClipNorm`.
-        inverse_dims: Take all dims except those given.
-        min_size: Units of fewer elements have d as it is.
+        norm_of: The rule or Chain whose result has the norm.
+        direction_of: The rule or Chain whose result has the direction. Neither of the two may
+            contain guards, `Freeze` or `Accumulate`.
+        ord: The norm to measure: a number such as 2, or a name such as "l1", "linf", "rms", "std"
+            or "mad". Default: 2.
+        dim: The elements that share one norm, as in `ClipNorm`. Default: None, each tensor.
+        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        min_size: Tensors or slices with fewer elements than `min_size` keep the norm of d.
+            Default: 1.
 
     Example:
         >>> import torch
@@ -78,13 +84,14 @@ class Graft(NormRule):
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
-        flowing = [bucket.u for bucket in units.buckets]
+        updates = [bucket.u for bucket in units.buckets]
         sizes, directions = [
-            transformed(units.buckets, [u.borrow() for u in flowing], [link])
+            transformed(units.buckets, [u.borrow() for u in updates], [link])
             for link in buckets[0].bound.children
         ]
         size = units.norms_of(sizes)
-        size = torch.where(torch.isinf(size), math.nan, size)  # no limit would leave d as it is
+        # an infinite limit would not scale d, and so would hide the broken norm
+        size = torch.where(torch.isinf(size), math.nan, size)
         norm = units.norms_of(directions)
         self.scale(units, norm, [size] * len(units.groups), directions)
         return buckets

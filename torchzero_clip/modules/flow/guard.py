@@ -1,4 +1,4 @@
-"""Guard: what happens to a step with NaN or infinite gradients."""
+"""Guard: a rule for steps with NaN or infinite gradients."""
 
 from __future__ import annotations
 
@@ -15,17 +15,21 @@ from torchzero_clip.modules.flow.step_guard import NONFINITE, _Seen, _StepGuard
 
 
 class Guard(_StepGuard):
-    """Skip the step (or zero the entries, raise, or stop) where a gradient is NaN or infinite
+    """A guard against NaN: skips the step if a gradient is NaN or infinite.
 
-    It stands first. A skipped step leaves parameters, state and step counts of all other links as
-    they were; only the metrics "Guard/skipped", "Guard/consecutive" and "Guard/why" move. All
-    ranks agree. The host waits for nothing, but for "raise", which reads one number each step.
+    Use it as the first link, so that a broken batch does no harm. A skipped step changes no
+    parameter, no state and no step count of other links. Only the metrics "Guard/skipped",
+    "Guard/consecutive" and "Guard/why" change. If one rank skips a step, all ranks skip it.
+
+    The guard does not synchronize with the GPU, except "raise", which reads one number per step.
 
     Args:
-        on_nonfinite: "skip", "zero", "raise", which names the parameters, or "assert", where the
-            device stops the program.
-        max_consecutive: Raise after so many skipped steps in a row, or None. The host looks once in
-            as many steps, and so may be late by as many.
+        on_nonfinite: The reaction: "skip" skips the step, "zero" replaces the elements by zeros,
+            "raise" raises `RuntimeError` with the names of the parameters, and "assert" lets the
+            device stop the program. Default: "skip".
+        max_consecutive: Raise `RuntimeError` after this many skipped steps in a row, or None. The
+            count is read once in as many steps, so the error may be late by as many steps.
+            Default: None.
 
     Example:
         >>> import torch
@@ -52,7 +56,7 @@ class Guard(_StepGuard):
         return super().init_unit() if self.on_nonfinite == "skip" else {}
 
     def judge(self, seen: _Seen, state: UnitState, group: Group) -> Tensor:
-        return ~finite(seen.norm) * NONFINITE
+        return torch.where(finite(seen.norm), 0, NONFINITE)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         if self.on_nonfinite == "skip":
@@ -68,7 +72,7 @@ class Guard(_StepGuard):
         return buckets
 
     def _raise(self, buckets: list[Bucket]) -> None:
-        """Raise an error with the names of the parameters, where a gradient is bad on any rank."""
+        """Raise an error with the names of the broken parameters, if any rank has a broken one."""
         step = buckets[0].step
         step.notes.host("Guard('raise') waits in each step: take 'skip', or 'assert'")
         bad = ~torch.isfinite(torch.cat([largest(bucket.u.tensors) for bucket in buckets]))
@@ -84,12 +88,12 @@ class Guard(_StepGuard):
 
 
 def _finite(u: TensorList, state: State, group: Group) -> TensorList:
-    """Zeros in the place of infinite entries and of those that are no number."""
+    """Return u with zeros in place of NaN and infinity."""
     return u.where(u.isfinite(), 0.0)
 
 
 def _anywhere(flag: Tensor, world_size: int) -> bool:
-    """Return whether a flag is set on this rank or on another one."""
+    """Return whether a flag is set on this rank or on another rank."""
     if world_size > 1:
         flag = flag.to(torch.int32)
         torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)

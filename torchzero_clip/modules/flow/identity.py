@@ -1,4 +1,4 @@
-"""Identity: nothing."""
+"""Identity: a rule that changes nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from torchzero_clip.core import Bucket, Transform
 
 
 class Identity(Transform):
-    """u ← u
+    """Identity returns the update unchanged.
+
+    Use it as a placeholder, for example for a clipping rule that a flag switches off.
+
+    u ← u
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Lambda: a function as a transform."""
+"""Lambda: a rule that applies a function to every tensor."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from torchzero_clip.core import Group, TensorwiseTransform
 
 
 class Lambda(TensorwiseTransform):
-    """u ← fn(u), one tensor at a time
+    """Lambda applies a function to the update, one tensor at a time.
+
+    Use it for a quick experiment. A class with an `update` method is faster, because it works on
+    all tensors at once and can be compiled.
+
+    u ← fn(u), one tensor at a time
 
     Args:
-        fn: A function of one tensor; it may write it. The strides of the tensor depend on the
-            engine: call `u.reshape(...)`, not `u.view(...)`.
+        fn: A function of one tensor that returns a tensor of the same shape. It may change its
+            argument in place. The strides of the tensor depend on the engine, so call
+            `u.reshape(...)`, not `u.view(...)`.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Masked: a transform for some of the parameters."""
+"""Masked: a rule that applies another rule to some of the parameters."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from torchzero_clip.modules.flow.choice import split
 
 
 class Masked(Transform):
-    """u ← tfm(u) where where(name, p) holds, u elsewhere
+    """Masked applies a rule to the parameters that a function chooses.
 
-    Inside it "global" means all parameters that the mask chooses.
+    Use it, for example, for weight decay on matrices only.
+
+    u ← tfm(u) where where(name, p) holds, u elsewhere
+
+    Inside the mask, `dim="global"` means all parameters that the mask chooses.
 
     Args:
-        tfm: A transform or a Chain.
-        where: Chooses parameters by name and value. To ask for the name is an error unless the
-            optimizer was given `model.named_parameters()`.
+        tfm: The rule or Chain to apply.
+        where: A function of the name and value of a parameter that returns True for the chosen
+            parameters. If it uses the name, give `model.named_parameters()` to the optimizer.
 
     Example:
         >>> import torch
@@ -35,7 +39,8 @@ class Masked(Transform):
 
     inner = "chain"
     reach = "tensor"
-    pure, asks = True, ("where",)
+    pure = True
+    asks = ("where",)
 
     def check(self) -> None:
         super().check()
@@ -54,7 +59,7 @@ class Masked(Transform):
 
 
 def check_inner(rule: Transform) -> None:
-    """Raise a sentence unless the transform inside is one and the outer has no target."""
+    """Raise an error unless `tfm` is a Transform and the outer rule has the default target."""
     inner = getattr(rule, "tfm", None)
     if not isinstance(inner, Transform):
         raise TypeError(f"{type(rule).__name__}: tfm must be a Transform, got {inner!r}")
@@ -62,7 +67,7 @@ def check_inner(rule: Transform) -> None:
 
 
 def check_outer(rule: Transform) -> None:
-    """Raise a sentence for a target that the transforms inside should have."""
+    """Raise ValueError if the outer rule has a target, which belongs to the transforms inside."""
     if rule.target != "update":
         raise ValueError(
             f"{type(rule).__name__}: target belongs to the transforms inside, got {rule.target!r}"
@@ -70,7 +75,7 @@ def check_outer(rule: Transform) -> None:
 
 
 def check_keeps(rule: Transform, name: str, tfm: Transform) -> None:
-    """Raise a sentence where a transform inside may return less than it was given."""
+    """Raise ValueError if a transform inside may return fewer updates than it receives."""
     if dropping(tfm):
         raise ValueError(
             f"{type(rule).__name__}: {name} must return an update for every parameter in every "

@@ -1,4 +1,4 @@
-"""matrices_and_rest: which parameters of a model are for Muon."""
+"""matrices_and_rest: a function that chooses the parameters of a model for Muon."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
 def matrices_and_rest(model: nn.Module, head: str | None = None) -> dict[str, str]:
-    """The label of every parameter, "matrices" or "rest", for `Partition`.
+    """Return a label for every parameter of a model, "matrices" or "rest", for `Partition`.
 
-    Matrices are the weights of two and more dims inside the model. The rest, which the Muon papers
-    leave to Adam, are vectors (biases, gains of norms), numbers, embeddings, whatever has "embed"
-    in its name, and the head with what is tied to it.
+    Use it for `Orthogonalize` (Muon) and other rules about matrices. "matrices" are the weights
+    inside the model with two or more dims. "rest" are the parameters that the Muon papers leave to
+    Adam: vectors such as biases and gains of normalization layers, single numbers, embeddings, all
+    parameters with "embed" in their name, and the output head with the parameters tied to it.
 
     Args:
-        model: The module whose `named_parameters()` the optimizer gets.
-        head: The name of the module that makes the output. By default the linear layers with as
-            many outputs as the largest embedding has rows and, where there are none, the last layer
-            that has a weight of two and more dims.
+        model: The module whose `named_parameters()` the optimizer receives.
+        head: The name of the module that computes the output. By default, the heads are all linear
+            layers with as many outputs as the largest embedding has rows. If there are none, the
+            head is the last layer that has a weight with two or more dims.
+
+    Returns:
+        A dict that maps the name of each parameter to its label.
 
     Example:
         >>> import torch
@@ -48,21 +52,21 @@ def matrices_and_rest(model: nn.Module, head: str | None = None) -> dict[str, st
 
 
 def _heads(model: nn.Module) -> list[nn.Module]:
-    """The layers that make the output."""
+    """Return the layers that compute the output."""
     modules = list(model.modules())
-    words = max([m.num_embeddings for m in modules if isinstance(m, EMBEDDINGS)], default=0)
-    found = [m for m in modules if isinstance(m, nn.Linear) and m.out_features == words]
-    if found:
-        return [*found]
+    vocabulary = max([m.num_embeddings for m in modules if isinstance(m, EMBEDDINGS)], default=0)
+    heads = [m for m in modules if isinstance(m, nn.Linear) and m.out_features == vocabulary]
+    if heads:
+        return [*heads]
     layers = [m for m in modules if isinstance(m, nn.Linear) or _has_matrix(m)]
     return [m for m in layers if not isinstance(m, EMBEDDINGS)][-1:]
 
 
 def _has_matrix(module: nn.Module) -> bool:
-    """Whether a parameter of the module itself is no vector."""
+    """Return whether a module has a parameter of its own that is not a vector."""
     return not all(map(_is_vector, module.parameters(recurse=False)))
 
 
 def _is_vector(p: Tensor) -> bool:
-    """Whether fewer than two dims are longer than 1."""
+    """Return whether fewer than two dims of a parameter are longer than 1."""
     return sum([n > 1 for n in p.shape]) < 2

@@ -1,4 +1,4 @@
-"""Noise: annealed Gaussian noise."""
+"""Noise: a rule that adds annealed Gaussian noise."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from torchzero_clip.core.bounds import NonNegative
 
 
 class Noise(Transform):
-    """u ← u + N(0, η / (1 + t)^γ), the variance falling with the step t
+    """Gradient noise: adds Gaussian noise whose variance falls from step to step.
 
-    The generator's state is saved with the optimizer, so that a resumed run draws what it would
-    have drawn. Every rank draws for the whole tensor and takes its part. With `compile=True` no
-    step of a chain with it is replayed: a replay would draw nothing.
+    u ← u + N(0, η / (1 + t)^γ)
+
+    Here t is the step number, counted from 0. The state of the generator is saved with the
+    optimizer, so a resumed run draws the same noise. Every rank draws the noise of the whole
+    tensor and uses its own part. With `compile=True`, steps of a chain with this rule are not
+    replayed, because a replay would draw no noise.
 
     Args:
-        eta: η, the variance at the start.
-        gamma: γ, how fast it falls.
-        seed: Where the generator starts.
+        eta: η, the variance of the noise in the first step.
+        gamma: γ, the power with which the variance falls. Default: 0.55.
+        seed: The seed of the generator. Default: 0.
 
     Example:
         >>> import torch
@@ -56,31 +59,35 @@ class Noise(Transform):
         for bucket in buckets:
             generator = self._generator(bucket)
             noise = self._draw(bucket, generator)
-            eta, gamma = bucket.group["eta"], bucket.group["gamma"]
+            eta = bucket.group["eta"]
+            gamma = bucket.group["gamma"]
             std = (eta / (1 + t) ** gamma) ** 0.5
             bucket.u = TensorList(noise, owned=True).mul_(std).add_(bucket.u)
             self._keep(bucket, generator)
         return buckets
 
     def _draw(self, bucket: Bucket, generator: torch.Generator) -> list[Tensor]:
-        """Normal numbers for every parameter; of whole ones where they are sharded."""
+        """Draw normal noise for every parameter, and keep the parts of this rank."""
         kind: Any = {"dtype": bucket.u.dtype, "device": bucket.device}
         drawn = [torch.empty(p.shape, **kind) for p in bucket.originals]
         return bucket.parts([t.normal_(generator=generator) for t in drawn])
 
     def _generator(self, bucket: Bucket) -> torch.Generator:
-        place = zlib.crc32(bucket.bound.path.encode())  # two links draw different numbers
+        """Return a generator in the saved state, or in its first state."""
+        path_hash = zlib.crc32(bucket.bound.path.encode())  # two links draw different noise
         generator = torch.Generator(bucket.device)
-        generator.manual_seed(self.seed + place)
-        held = bucket.step.groups[0]["chain"].get(self._key(bucket))
-        if held is not None:
-            generator.set_state(held.cpu())
+        generator.manual_seed(self.seed + path_hash)
+        saved = bucket.step.groups[0]["chain"].get(self._key(bucket))
+        if saved is not None:
+            generator.set_state(saved.cpu())
         return generator
 
     def _keep(self, bucket: Bucket, generator: torch.Generator) -> None:
-        drawn = generator.get_state()
+        """Save the state of a generator in all parameter groups."""
+        generator_state = generator.get_state()
         for group in bucket.step.groups:
-            group["chain"][self._key(bucket)] = drawn
+            group["chain"][self._key(bucket)] = generator_state
 
     def _key(self, bucket: Bucket) -> str:
+        """Return the name of the saved state of the generator, which depends on the device."""
         return f"{bucket.bound.path}/generator_{bucket.device.type}"

@@ -1,4 +1,4 @@
-"""Parallel: several transforms of the same update, and what becomes of their results."""
+"""Parallel: a rule that combines the results of several transforms."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from torchzero_clip.modules.flow.masked import check_keeps, check_outer
 
 
 class Parallel(Transform):
-    """u ← merge({name: tfm(u) for each of the transforms})
+    """Parallel applies several transforms to the same update and combines their results.
 
-    Every branch sees the update as it came. A branch is named in the keys of its hyperparameters,
-    as in "Parallel/fast/beta".
+    Use it, for example, for the mean of a fast and a slow momentum.
+
+    u ← merge({name: tfm(u) for each of the transforms})
+
+    Every branch receives the same update. The hyperparameters of a branch have its name in their
+    key, for example "Parallel/fast/beta".
 
     Args:
-        transforms: A transform or Chain for each name. Guards, Freeze and Accumulate may not stand
-            in them.
-        merge: A function of a dict with the TensorList of each branch, which returns one. It may
-            write any of them, and must treat every entry by itself. The strides of their tensors
-            depend on the engine: call `t.reshape(...)`, not `t.view(...)`.
+        transforms: A dict that maps a name to a rule or Chain. The branches must not contain
+            guards, `Freeze` or `Accumulate`.
+        merge: A function that receives a dict with the TensorList of each branch, and returns one
+            TensorList. It may change the lists in place. It must treat every element separately.
+            The strides of the tensors depend on the engine, so call `t.reshape(...)`, not
+            `t.view(...)`.
 
     Example:
         >>> import torch
@@ -57,13 +62,13 @@ class Parallel(Transform):
         return buckets
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        flowing = [bucket.u for bucket in buckets]
-        made = {
-            name: transformed(buckets, [u.borrow() for u in flowing], [link])
+        updates = [bucket.u for bucket in buckets]
+        branches = {
+            name: transformed(buckets, [u.borrow() for u in updates], [link])
             for name, link in zip(self.transforms, buckets[0].bound.children, strict=True)
         }
         for i, bucket in enumerate(buckets):
-            results = {name: lists[i] for name, lists in made.items()}
+            results = {name: lists[i] for name, lists in branches.items()}
             u = call_user("Parallel: merge", self.merge, results)
             if not isinstance(u, TensorList):
                 raise TypeError(f"Parallel: merge must return a TensorList, got {type(u).__name__}")

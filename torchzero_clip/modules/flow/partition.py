@@ -1,4 +1,4 @@
-"""Partition: a transform for each kind of parameter."""
+"""Partition: a rule with a different transform for each kind of parameter."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ from torchzero_clip.modules.flow.masked import check_outer
 
 
 class Partition(Transform):
-    """u ← transforms[labels(name, p)](u)
+    """Partition applies a different rule to each kind of parameter.
 
-    The label is the name of the branch: its hyperparameters are "Partition/matrix/max_norm".
+    Use it, for example, for Muon on matrices and Adam on all other parameters.
+
+    u ← transforms[labels(name, p)](u)
+
+    The label is the name of the branch in the keys of its hyperparameters, for example
+    "Partition/matrix/max_norm".
 
     Args:
-        transforms: A transform or Chain for each label.
-        labels: The label of a parameter: a function of its name and value, or a dict of name or
-            regular expression and label, in which the first that is found in the name counts. To
-            ask for a name is an error unless the optimizer was given `model.named_parameters()`.
+        transforms: A dict that maps each label to a rule or Chain.
+        labels: The label of each parameter: a function of its name and value, or a dict that maps
+            a name or regular expression to a label. The first key that is found in the name
+            decides. If names are used, give `model.named_parameters()` to the optimizer.
 
     Example:
         >>> import torch
@@ -39,7 +44,8 @@ class Partition(Transform):
 
     inner = "branches"
     reach = "tensor"
-    pure, asks = True, ("labels",)
+    pure = True
+    asks = ("labels",)
 
     def check(self) -> None:
         super().check()
@@ -62,21 +68,26 @@ class Partition(Transform):
         return self._send(buckets, init=True)
 
     def _send(self, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
-        """Every part through its own transform."""
-        out: list[Bucket] = []
+        """Send the parameters of every label through their own transform."""
+        results: list[Bucket] = []
         for label, link in zip(self.transforms, buckets[0].bound.children, strict=True):
             part = self._part(buckets, label)
-            out += send(link, part, init)
-        return out
+            results += send(link, part, init)
+        return results
 
     def ways(self, name: str, param: Tensor) -> Sequence[int]:
         return [list(self.transforms).index(self._label(name, param))]
 
     def _part(self, buckets: list[Bucket], label: str) -> list[Bucket]:
+        """Return the parameters with a label."""
         return split(buckets, lambda name, p: self._label(name, p) == label)[0]
 
     def _label(self, name: str, p: Tensor) -> str:
-        label = self._found(name, p) if isinstance(self.labels, Mapping) else self.labels(name, p)
+        """Return the label of a parameter, or raise ValueError if no transform has it."""
+        if isinstance(self.labels, Mapping):
+            label = self._label_by_name(name, p)
+        else:
+            label = self.labels(name, p)
         if label not in self.transforms:
             raise ValueError(
                 f"Partition: labels gave {label!r} for parameter {name!r} of shape "
@@ -84,18 +95,19 @@ class Partition(Transform):
             )
         return label
 
-    def _found(self, name: str, p: Tensor) -> str:
-        """The label that the dict has for a name."""
+    def _label_by_name(self, name: str, p: Tensor) -> str:
+        """Return the label that the dict `labels` has for a name."""
         assert isinstance(self.labels, Mapping)
         if name and (key := by_name(self.labels, name)) is not None:
             return self.labels[key]
         way = "add one" if name else "pass model.named_parameters() to the optimizer"
         raise ValueError(
             f"Partition: no name or regular expression of labels is found in {name!r}, the name of "
-            f"a parameter of shape {tuple(p.shape)}: {way}; labels has {_some(self.labels)}"
+            f"a parameter of shape {tuple(p.shape)}: {way}; labels has {_first_keys(self.labels)}"
         )
 
 
-def _some(labels: Mapping[str, str]) -> str:
-    """The first keys."""
-    return ", ".join([*map(repr, list(labels)[:5]), *["..."] * (len(labels) > 5)])
+def _first_keys(labels: Mapping[str, str]) -> str:
+    """Return the first keys of a dict, as text."""
+    keys = ", ".join(map(repr, list(labels)[:5]))
+    return f"{keys}, ..." if len(labels) > 5 else keys

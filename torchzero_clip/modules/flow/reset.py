@@ -1,4 +1,4 @@
-"""Reset: what is inside forgets, now and then."""
+"""Reset: a rule that resets the state of another rule from time to time."""
 
 from __future__ import annotations
 
@@ -25,15 +25,20 @@ from torchzero_clip.modules.flow.masked import check_inner
 
 
 class Reset(Transform):
-    """u ← tfm(u), whose state begins anew in every `every`-th step; then for k < warmup
+    """Momentum reset: sets the state of a transform back to its first values every `every` steps.
+
+    Use it if spikes of the gradient should not stay in the averages of an optimizer such as `Adam`.
+
+    u ← tfm(u), whose state is reset in every `every`-th step; then for k < warmup
     u ← u · (1 - 0.99 (1 + cos(π k / (warmup + 1))) / 2), k the steps since then
 
     Args:
-        tfm: A transform or a Chain.
-        every: The state begins anew in the steps whose number this divides; the first is 1.
-        warmup: The steps that begin small after that.
-        keep: The names of state that goes on, as in `keep=("step",)` for the count of `Adam`,
-            which then debiases as if its averages had not begun anew.
+        tfm: The rule or Chain whose state is reset.
+        every: The state is reset in each step whose number is a multiple of `every`. Steps are
+            counted from 1.
+        warmup: The number of steps after a reset in which updates are scaled down. Default: 0.
+        keep: The names of state that is not reset. With `keep=("step",)` the count of `Adam`
+            continues, so its bias correction does not restart. Default: (), reset all state.
 
     Example:
         >>> import torch
@@ -69,13 +74,15 @@ class Reset(Transform):
         return prepare(buckets)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        t, step = count_step(buckets, asks=True), buckets[0].step
-        if step.notes.ask(self._begins, t):
-            self._begin_anew(buckets[0])
-        out = run(buckets)
-        for bucket in out if self.warmup else ():
-            bucket.apply(self, share=step.notes.number(bucket.device, self._share, t))
-        return out
+        t = count_step(buckets, asks=True)
+        step = buckets[0].step
+        if step.notes.ask(self._resets, t):
+            self._reset(buckets[0])
+        results = run(buckets)
+        if self.warmup:
+            for bucket in results:
+                bucket.apply(self, share=step.notes.number(bucket.device, self._share, t))
+        return results
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         return u.mul_(group["share"])
@@ -83,38 +90,39 @@ class Reset(Transform):
     def affine(self, group: Group) -> tuple[float | Tensor, float]:
         return group["share"], 0.0
 
-    def _begins(self, t: int) -> bool:
+    def _resets(self, t: int) -> bool:
+        """Return whether the state is reset in step t."""
         return t % self.every == 0
 
     def _share(self, t: int) -> float:
-        """The part that is left of an update: 1 where none are small any more."""
+        """Return the factor of the update in step t: 1 outside of the warm-up after a reset."""
         k = t % self.every
         if t < self.every or k >= self.warmup:
             return 1.0
         return 1 - 0.99 * (1 + math.cos(k * math.pi / (self.warmup + 1))) / 2
 
-    def _begin_anew(self, bucket: Bucket) -> None:
-        """Put all state inside back to its first values, that of idle parameters too."""
+    def _reset(self, bucket: Bucket) -> None:
+        """Set all state inside back to its first values, even if a parameter has no gradient."""
         bucket.step.notes.made(f"{bucket.bound.path} begins anew, in this step alone")
         states = bucket.step.states or {}
         for link in bucket.bound.walk():
             if link is bucket.bound or not link.transforms:
                 continue
             for group in bucket.step.groups:
-                self._put(group["chain"], link.path, link.group_values())
+                self._write(group["chain"], link.path, link.group_values())
                 for p in group["params"]:
-                    if held := states.get(p):
-                        self._put(held, link.path, link.acts.per_parameter(p))
+                    if state := states.get(p):
+                        self._write(state, link.path, link.acts.per_parameter(p))
 
-    def _put(self, held: dict[str, Any], path: str, first: Mapping[str, Any]) -> None:
-        """Write first values where some are held; counts of steps, which have none, go."""
-        for key in [key for key in held if key.rpartition("/")[0] == path]:
+    def _write(self, state: dict[str, Any], path: str, first: Mapping[str, Any]) -> None:
+        """Write the first values over the state of a link, and delete its counts of steps."""
+        for key in [key for key in state if key.rpartition("/")[0] == path]:
             name = key.rpartition("/")[2]
             if name in self.keep:
                 continue
             if name not in first:
-                del held[key]
-            elif isinstance(held[key], Tensor):
-                copy_into([held[key]], [statistic(first[name], held[key])])
+                del state[key]
+            elif isinstance(state[key], Tensor):
+                copy_into([state[key]], [statistic(first[name], state[key])])
             else:
-                held[key] = first[name]
+                state[key] = first[name]

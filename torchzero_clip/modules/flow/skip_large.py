@@ -1,4 +1,4 @@
-"""SkipLarge: no step where the gradients are too large."""
+"""SkipLarge: a guard against gradients that are too large."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from torchzero_clip.modules.flow.step_guard import LARGE, NONFINITE, _Seen, _Ste
 
 
 class SkipLarge(_StepGuard):
-    """Skip the step where the norm of all gradients is above max_norm, or is no number
+    """A guard against huge gradients: skips the step if their global norm exceeds `max_norm`.
 
-    It stands first, or next to another guard, and the host waits for nothing.
+    Use it as the first link, or next to another guard, if a step with a huge gradient should not
+    happen at all. `ClipNorm` scales such a gradient down instead. A norm that is NaN or infinite
+    skips the step as well. The guard does not synchronize with the GPU.
 
     Args:
-        max_norm: The largest norm of a step that happens.
-        max_consecutive: Raise after so many skipped steps in a row, or None. The host looks once in
-            as many steps, and so may be late by as many.
+        max_norm: The largest global norm of a step that is not skipped.
+        max_consecutive: Raise `RuntimeError` after this many skipped steps in a row, or None. The
+            count is read once in as many steps, so the error may be late by as many steps.
+            Default: None.
 
     Example:
         >>> import torch

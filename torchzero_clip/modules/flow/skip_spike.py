@@ -1,4 +1,4 @@
-"""SkipSpike: no step where the gradients, or the loss, stand out from the last ones."""
+"""SkipSpike: a guard against steps whose gradient norm or loss is an outlier."""
 
 from __future__ import annotations
 
@@ -13,25 +13,32 @@ from torchzero_clip.core.bounds import Count, NonNegative, Whole, Within
 from torchzero_clip.core.norms.numeric import safe_scale
 from torchzero_clip.modules.flow.step_guard import LOSS, NONFINITE, SPIKE, _Seen, _StepGuard
 
-TIE = 1e-12  # of the mean: a spread that rounding alone makes
+TIE = 1e-12  # as a share of the mean: a smaller standard deviation comes from rounding alone
 
 
 class SkipSpike(_StepGuard):
-    """Skip the step where x - mean > sigmas · std, of the x of the last steps that happened
+    """A guard against spikes: skips the step if the gradient norm or the loss is an outlier.
 
-    x is the norm of all gradients and, where `opt.report(loss=loss)` told it or a closure returned
-    it, the loss; std is unbiased, and where it is 0 there is no limit. A norm or loss that is no
-    number skips the step, too. The host waits for nothing.
+    Use it as the first link for the pretraining of large language models. A step is skipped if
+    x - mean > sigmas · std, where mean and std are taken over the last `window` values of x. Here x
+    is the global gradient norm. The guard also checks the loss if `opt.report(loss=loss)` or a
+    closure provides it.
+
+    The standard deviation is unbiased. If it is 0, there is no limit. A norm or loss that is NaN or
+    infinite skips the step as well. The guard does not synchronize with the GPU.
 
     Args:
-        window: How many values are remembered.
-        sigmas: How far above the mean a step may be.
-        least: How many values there must be before a step is skipped.
-        patience: After so many skipped steps in a row their values are remembered as well, so that
-            a lasting change of level is followed.
-        keep_skipped: Remember the values of all skipped steps, as OLMo does.
-        max_consecutive: Raise after so many skipped steps in a row, or None. The host looks once in
-            as many steps, and so may be late by as many.
+        window: The number of values that the guard remembers. Default: 128.
+        sigmas: The number of standard deviations above the mean that a step may have.
+            Default: 6.0.
+        least: The number of remembered values from which the guard skips steps. Default: 64.
+        patience: After this many skipped steps in a row, the guard remembers their values too, so
+            that it follows a lasting change of level. Default: 20.
+        keep_skipped: If True, the guard remembers the values of all skipped steps, as OLMo does.
+            Default: False.
+        max_consecutive: Raise `RuntimeError` after this many skipped steps in a row, or None. The
+            count is read once in as many steps, so the error may be late by as many steps.
+            Default: None.
 
     Example:
         >>> import torch
@@ -68,36 +75,38 @@ class SkipSpike(_StepGuard):
         return {**super().init_unit(), "norms": empty, "losses": empty.clone()}
 
     def judge(self, seen: _Seen, state: UnitState, group: Group) -> Tensor:
-        norm, loss = seen.norm, seen.loss
+        norm = seen.norm
+        loss = seen.loss
         why = torch.where(self._spikes(norm, state["norms"], group["sigmas"]), SPIKE, 0)
         broken = ~torch.isfinite(norm)
-        if loss is not None and seen.told is not None:
-            spikes = self._spikes(loss, state["losses"], group["sigmas"])
-            why = torch.where(spikes & (why == 0), LOSS, why)
-            broken = broken | (seen.told & ~torch.isfinite(loss))
+        if loss is not None and seen.has_loss is not None:
+            loss_spikes = self._spikes(loss, state["losses"], group["sigmas"])
+            why = torch.where(loss_spikes & (why == 0), LOSS, why)
+            broken = broken | (seen.has_loss & ~torch.isfinite(loss))
         return torch.where(broken, NONFINITE, why)
 
     def _spikes(self, x: Tensor, values: Tensor, sigmas: Any) -> Tensor:
-        """Whether x is too far above the mean of some values; NaN among them is none."""
+        """Return whether x is too far above the mean of the values. NaN marks empty places."""
         known = values.isfinite()
         values = values.where(known, 0)
-        scale = safe_scale(values.abs().amax(dim=-1, keepdim=True))  # squares stay in range
-        count, values = known.sum(dim=-1), values / scale
+        scale = safe_scale(values.abs().amax(dim=-1, keepdim=True))  # squares must not overflow
+        count = known.sum(dim=-1)
+        values = values / scale
         mean = values.sum(dim=-1) / count
-        away = (values - mean.unsqueeze(-1)).where(known, 0)
-        std = (away.square().sum(dim=-1) / (count - 1)).sqrt()
+        deviations = (values - mean.unsqueeze(-1)).where(known, 0)
+        std = (deviations.square().sum(dim=-1) / (count - 1)).sqrt()
         limited = (count >= self.least) & (std > TIE * mean.abs())
         return limited & (x / scale[:, 0] - mean > sigmas * std)
 
     def remember(self, seen: _Seen, bad: Tensor, state: UnitState) -> UnitState:
         enters = ~bad | (state["consecutive"] > self.patience) | self.keep_skipped
-        kept = {"norms": _pushed(state["norms"], seen.norm, enters)}
+        remembered = {"norms": _pushed(state["norms"], seen.norm, enters)}
         if seen.loss is not None:
-            kept["losses"] = _pushed(state["losses"], seen.loss, enters)
-        return kept
+            remembered["losses"] = _pushed(state["losses"], seen.loss, enters)
+        return remembered
 
 
 def _pushed(values: Tensor, x: Tensor, enters: Tensor) -> Tensor:
-    """The last values with one more, which pushes out the oldest, where it is a number."""
+    """Return the last values with x in place of the oldest, if x enters and is finite."""
     moved = torch.cat([values[:, 1:], x.to(values.dtype).unsqueeze(1)], dim=1)
     return torch.where((enters & x.isfinite()).unsqueeze(1), moved, values)

@@ -1,4 +1,4 @@
-"""Steepest: a direction, as long as the update is steep along it."""
+"""Steepest: a rule that scales a direction by how steep the update is along it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from torchzero_clip.modules.flow.masked import check_inner, check_keeps
 
 
 class Steepest(NormRule):
-    """u ← ⟨u, d⟩ · d,   d = tfm(u)
+    """Steepest descent: scales the direction of a transform by the dual norm of the update.
 
-    Where d is the direction that a norm makes steepest, ⟨u, d⟩ is the dual norm of u: that of
-    `Orthogonalize` is the sum of the singular values, that of `Sign` the sum of absolute values.
+    Use it with `Orthogonalize` or `Sign` if small gradients should make small steps.
+
+    u ← ⟨u, d⟩ · d,   d = tfm(u)
+
+    If d is the steepest direction in some norm, ⟨u, d⟩ is the dual norm of u. For `Orthogonalize`
+    it is the sum of the singular values, and for `Sign` the sum of absolute values.
 
     Args:
-        tfm: The transform or Chain that makes the direction. Guards, Freeze and Accumulate may not
-            stand in it.
-        dim: What is measured together, as in `ClipNorm`.
-        inverse_dims: Take all dims except those given.
-        min_size: Units of fewer elements have d as it is.
+        tfm: The rule or Chain that computes the direction. It must not contain guards, `Freeze` or
+            `Accumulate`.
+        dim: The elements that share one product ⟨u, d⟩, as in `ClipNorm`. Default: None, each
+            tensor.
+        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        min_size: Tensors or slices with fewer elements than `min_size` keep d unscaled. Default: 1.
 
     Example:
         >>> import torch
@@ -56,10 +61,11 @@ class Steepest(NormRule):
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
-        flowing = [bucket.u for bucket in units.buckets]
-        made = transformed(units.buckets, [u.borrow() for u in flowing])
-        norm = units.norms_of(made)
-        size = units.dot(flowing, made) * norm
-        size = torch.where(torch.isinf(size), math.nan, size)  # no limit would leave d as it is
-        self.scale(units, norm, [size] * len(units.groups), made)
+        updates = [bucket.u for bucket in units.buckets]
+        directions = transformed(units.buckets, [u.borrow() for u in updates])
+        norm = units.norms_of(directions)
+        size = units.dot(updates, directions) * norm
+        # an infinite limit would not scale d, and so would hide the broken product
+        size = torch.where(torch.isinf(size), math.nan, size)
+        self.scale(units, norm, [size] * len(units.groups), directions)
         return buckets

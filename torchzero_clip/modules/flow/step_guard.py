@@ -1,4 +1,4 @@
-"""What the guards share: one flag on the device, and how often it was set."""
+"""The base class of the guards: a flag on the device that skips a step, and its counts."""
 
 from __future__ import annotations
 
@@ -13,21 +13,32 @@ from torchzero_clip.core.norms import NAMED
 from torchzero_clip.core.sharding.collectives import gather
 from torchzero_clip.core.torch_private import assert_async
 
-NONFINITE, LARGE, SPIKE, LOSS = 1, 2, 3, 4  # why a step is skipped; 0 where it happens
+# the reasons to skip a step, as numbers on the device; 0 says that the step is done
+NONFINITE = 1
+LARGE = 2
+SPIKE = 3
+LOSS = 4
 
 
 class _Seen(NamedTuple):
-    """What a guard judges, equal on all ranks: vectors of one entry, or None for no loss."""
+    """The values that a guard judges, equal on all ranks, as vectors with one element.
+
+    Attributes:
+        norm: The global gradient norm.
+        loss: The loss, or None if the guard does not judge it.
+        has_loss: Whether any rank has reported a loss, or None if the guard does not judge it.
+    """
 
     norm: Tensor
     loss: Tensor | None = None
-    told: Tensor | None = None
+    has_loss: Tensor | None = None
 
 
 class _StepGuard(Transform):
-    """A guard stands first, and judges a step by the norm of all gradients, and its loss.
+    """The base class of guards, which judge a step by its global gradient norm and its loss.
 
-    Write `judge`, and for a guard with memory `init_unit` and `remember`.
+    A guard is the first link of a chain. A subclass defines `judge`. A guard with memory also
+    defines `init_unit` and `remember`.
     """
 
     place = "first"
@@ -39,18 +50,18 @@ class _StepGuard(Transform):
         return {"skipped": 0.0, "consecutive": 0.0, "since": math.inf}
 
     def judge(self, seen: _Seen, state: UnitState, group: Group) -> Tensor:
-        """Why the step is skipped, as a number; 0 where it happens."""
+        """Return the reason to skip the step, as one of the numbers above, or 0 to do the step."""
         raise NotImplementedError(f"{type(self).__name__} has no judge")
 
     def remember(self, seen: _Seen, bad: Tensor, state: UnitState) -> UnitState:
-        """The state after the step, beside the counts."""
+        """Return the state after the step, without the counts."""
         return {}
 
     def per_group(self) -> dict[str, Any]:
         return self.init_unit()
 
     def units(self, buckets: list[Bucket]) -> Units:
-        """All gradients as one unit."""
+        """Return all gradients as one unit."""
         return Units(buckets, "global", NAMED["l2"], name=type(self).__name__)
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
@@ -58,10 +69,12 @@ class _StepGuard(Transform):
         return buckets
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        units, step = self.units(buckets), buckets[0].step
-        seen, before = self.seen(units), units.load(self.init_unit())
+        step = buckets[0].step
+        units = self.units(buckets)
+        seen = self.seen(units)
+        before = units.load(self.init_unit())
         why = self.judge(seen, before, buckets[0].group)
-        if step.skip:  # a guard before this one has skipped it
+        if step.skip:  # a guard before this one may have skipped the step
             why = torch.where(step.skip.on(units.home), 0, why)
         bad = why > 0
         state = {**before, **self._counts(before, bad)}
@@ -74,50 +87,62 @@ class _StepGuard(Transform):
         return buckets
 
     def seen(self, units: Units) -> _Seen:
-        """The norm and the loss: the largest norm of all ranks, and the mean of their losses."""
-        norm, given = units.norm(), units.buckets[0].step.loss if self.judges_loss else None
-        if given is None and self._alone(units):
+        """Return the largest norm of all ranks and the mean of their losses."""
+        norm = units.norm()
+        reported = units.buckets[0].step.loss if self.judges_loss else None
+        alone = self._alone(units)
+        if reported is None and alone:
             return _Seen(norm)
-        zero, told = torch.zeros_like(norm), torch.full_like(norm, given is not None)
-        loss = zero if given is None else torch.as_tensor(given, device=units.home).to(norm).view(1)
-        if self._alone(units):
-            return _Seen(norm, loss, told > 0)
-        norms, losses, ranks = gather(torch.cat([norm, loss, told]), None).unbind(1)
-        return _Seen(norms.amax(0, True), losses.sum(0, True) / ranks.sum(), ranks.sum(0, True) > 0)
+        if reported is None:
+            loss = torch.zeros_like(norm)
+        else:
+            loss = torch.as_tensor(reported, device=units.home).to(norm).view(1)
+        has_loss = torch.full_like(norm, reported is not None)
+        if alone:
+            return _Seen(norm, loss, has_loss > 0)
+        norms, losses, ranks = gather(torch.cat([norm, loss, has_loss]), None).unbind(1)
+        mean_loss = losses.sum(0, True) / ranks.sum()
+        return _Seen(norms.amax(0, True), mean_loss, ranks.sum(0, True) > 0)
 
     def _alone(self, units: Units) -> bool:
-        """Whether other ranks know no more: all have joined in the norm, or there is one rank."""
+        """Return whether this rank has all values: there is no other, or the norm covers all."""
         step = units.buckets[0].step
-        world, group = step.world_size, step.process_group
-        if world == 1:
+        if step.world_size == 1:
             return True
-        if group is not None:
-            joined = {torch.distributed.get_world_size(group)}
-        else:  # gradients that are whole might differ in their last bits
-            layouts = [layout for bucket in units.buckets for layout in bucket.cohort.layouts]
-            joined = {x.mesh.size() if x is not None and x.split else 0 for x in layouts}
-        return joined == {world} and not self.judges_loss
+        if self.judges_loss:
+            return False
+        if step.process_group is not None:
+            return torch.distributed.get_world_size(step.process_group) == step.world_size
+        # norms of unsharded gradients may differ between ranks in their last bits
+        layouts = [layout for bucket in units.buckets for layout in bucket.cohort.layouts]
+        rank_counts = {x.mesh.size() if x is not None and x.split else 0 for x in layouts}
+        return rank_counts == {step.world_size}
 
     def _counts(self, state: UnitState, bad: Tensor) -> UnitState:
-        """The counts after the step. A row that is too long stays until the host has seen it."""
-        row, most = state["consecutive"], getattr(self, "max_consecutive", None)
-        again, since = (row + 1) * bad, torch.where(bad, 0.0, state["since"] + 1)
+        """Return the counts after the step. Too long a row stays until the host has read it."""
+        before = state["consecutive"]
+        most: int | None = getattr(self, "max_consecutive", None)
+        consecutive = torch.where(bad, before + 1, 0.0)
         if most is not None:
-            again = torch.where((row >= most) & ~bad, row, again)
-        return {"skipped": state["skipped"] + bad, "consecutive": again, "since": since}
+            consecutive = torch.where((before >= most) & ~bad, before, consecutive)
+        return {
+            "skipped": state["skipped"] + bad,
+            "consecutive": consecutive,
+            "since": torch.where(bad, 0.0, state["since"] + 1),
+        }
 
-    def _give_up(self, units: Units, row: Tensor) -> None:
-        """Raise after a row that is too long. The host looks once in as many steps."""
+    def _give_up(self, units: Units, consecutive: Tensor) -> None:
+        """Raise RuntimeError after too many skipped steps in a row, which the host reads rarely."""
         most: int | None = getattr(self, "max_consecutive", None)
         if most is None:
             return
-        words = f"{type(self).__name__}: {{}} steps in a row had {self.reason}"
+        message = f"{type(self).__name__}: {{}} steps in a row had {self.reason}"
         if torch.compiler.is_compiling():
-            assert_async(row[0] < most, words.format(most))
+            assert_async(consecutive[0] < most, message.format(most))
             return
         bucket = units.buckets[0]
-        since = int(bucket.group_state.get(f"{bucket.bound.path}/unseen", 0)) + 1
-        keep_number([bucket], "unseen", since % most)
-        if since >= most and (count := int(row.item())) >= most:
-            units.store({"consecutive": torch.zeros_like(row)})
-            raise RuntimeError(words.format(count))
+        unread_steps = int(bucket.group_state.get(f"{bucket.bound.path}/unseen", 0)) + 1
+        keep_number([bucket], "unseen", unread_steps % most)
+        if unread_steps >= most and (count := int(consecutive.item())) >= most:
+            units.store({"consecutive": torch.zeros_like(consecutive)})
+            raise RuntimeError(message.format(count))

@@ -1,4 +1,4 @@
-"""When: a transform in some of the steps."""
+"""When: a rule that applies another rule in some of the steps."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from torchzero_clip.modules.flow.masked import check_inner
 
 
 class When(Transform, Sometimes):
-    """u ← tfm(u) in steps where condition(step) holds, u in others
+    """When applies a rule in the steps for which a condition on the step number is true.
+
+    Use it, for example, to clip only at the start of a run. A schedule of a hyperparameter, such
+    as `max_norm`, often does the same and can be compiled.
+
+    u ← tfm(u) in steps where condition(step) holds, u in others
 
     Args:
-        condition: A function of the number of the step; the first is 1.
-        tfm: A transform or a Chain.
+        condition: A function of the step number that returns True or False. Steps are counted
+            from 1.
+        tfm: The rule or Chain to apply.
 
     Example:
         >>> import torch

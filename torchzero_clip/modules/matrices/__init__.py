@@ -1,4 +1,4 @@
-"""Rules about whole matrices: their singular values and their rows."""
+"""Rules for whole matrices: their singular values, their rows and their bases."""
 
 from torchzero_clip.modules.matrices.clip_spectral import ClipSpectral
 from torchzero_clip.modules.matrices.equal_rows import EqualRows

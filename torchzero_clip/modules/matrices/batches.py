@@ -1,4 +1,4 @@
-"""Batches: the matrices of a list, those of one shape as one tensor."""
+"""Functions that treat the matrices of a list in batches of equal shape."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torchzero_clip.core import Transform, Units
 from torchzero_clip.core.stacks import MOST_ON_CPU, batches, in_order
 
 PRODUCTS = "its products of matrices take the step's time, replayed or not: there is nothing to do"
-MOST = 2**24  # entries of a batch, for which memory is taken several times
+BATCH_ELEMENTS = 2**24  # the largest batch, because a function allocates several times its memory
 
 
 def matrix_shape(rule: Transform, t: Tensor, stacks: bool | None) -> tuple[int, int, int]:
-    """How many matrices a tensor is, and their rows and columns."""
+    """Return how many matrices a tensor contains, and their rows and columns."""
     if t.is_complex():
         _refuse(rule, t)
     check_shape(rule, t, stacks)
@@ -27,7 +27,7 @@ def matrix_shape(rule: Transform, t: Tensor, stacks: bool | None) -> tuple[int, 
 
 
 def check_shape(rule: Transform, t: Tensor, stacks: bool | None) -> None:
-    """Raise ValueError for a tensor that is not a matrix, or that can be read in two ways."""
+    """Raise ValueError for a tensor that is not a matrix, or that has two possible meanings."""
     name = type(rule).__name__
     if t.dim() < 2:
         _refuse(rule, t)
@@ -49,6 +49,7 @@ def check_shape(rule: Transform, t: Tensor, stacks: bool | None) -> None:
 
 
 def _refuse(rule: Transform, t: Tensor) -> NoReturn:
+    """Raise ValueError for a tensor that is not a real matrix."""
     raise ValueError(
         f"{type(rule).__name__} takes real matrices, got shape {tuple(t.shape)} and {t.dtype}: "
         "give other parameters to another rule, as in Partition or a second optimizer"
@@ -56,30 +57,33 @@ def _refuse(rule: Transform, t: Tensor) -> NoReturn:
 
 
 def row_dims(t: Tensor, stacks: bool | None) -> tuple[int, ...]:
-    """The dims that a row of the matrices of a tensor runs along."""
+    """Return the dims along which a row of the matrices of a tensor runs."""
     return tuple(range(2 if stacks and t.dim() == 3 else 1, t.dim()))
 
 
 def over_matrices(units: Units, rows: Tensor, stacks: bool | None) -> Tensor:
-    """The norm of the matrix that each row is of, from those of all rows."""
+    """Return, for each row, the norm of its matrix, from the norms of all rows."""
     return units.over(rows, lambda t: tuple(range(1 if stacks and t.dim() == 3 else 0, t.dim())))
 
 
 def in_batches(pieces: Sequence[Tensor], function: Callable[[Tensor], Any]) -> list[Tensor]:
-    """The function of every piece, (count, rows, columns), those of one shape in one call.
+    """Apply a function to every piece, of shape (count, rows, columns), in batches of equal shape.
 
-    Matrices with more rows than columns come as their transposes.
+    The function receives matrices with at least as many columns as rows. Others are transposed.
     """
-    most = MOST_ON_CPU if pieces and pieces[0].device.type == "cpu" else MOST
-    lying = [x.mT if x.shape[1] > x.shape[2] else x for x in pieces]
+    on_cpu = bool(pieces) and pieces[0].device.type == "cpu"
+    limit = MOST_ON_CPU if on_cpu else BATCH_ELEMENTS
+    is_tall = [x.shape[1] > x.shape[2] for x in pieces]
+    wide = [x.mT if tall else x for x, tall in zip(pieces, is_tall, strict=True)]
 
-    def made(some: list[int]) -> list[Tensor]:
-        whole = function(torch.cat([lying[i] for i in some]))
-        turned = [lying[i] is not pieces[i] for i in some]
-        if all(turned) and not whole.is_cpu:  # once, for what takes many tensors as they lie
-            whole, turned = whole.mT.contiguous(), [False] * len(some)
-        parts = whole.split([len(lying[i]) for i in some])
-        return [x.mT if is_turned else x for x, is_turned in zip(parts, turned, strict=True)]
+    def batch_results(members: list[int]) -> list[Tensor]:
+        batch = function(torch.cat([wide[i] for i in members]))
+        sizes = [len(wide[i]) for i in members]
+        if all([is_tall[i] for i in members]) and not batch.is_cpu:
+            # one copy of the batch, because later kernels need contiguous tensors
+            return list(batch.mT.contiguous().split(sizes))
+        parts = zip(batch.split(sizes), members, strict=True)
+        return [part.mT if is_tall[i] else part for part, i in parts]
 
-    kinds = [tuple(x.shape[1:]) for x in lying]
-    return in_order(batches(kinds, list(map(Tensor.numel, lying)), most), made)
+    shapes = [tuple(x.shape[1:]) for x in wide]
+    return in_order(batches(shapes, [x.numel() for x in wide], limit), batch_results)

@@ -1,4 +1,4 @@
-"""Blocks: the rows of a fused matrix that are matrices of their own, such as heads."""
+"""Blocks: rows of a fused matrix that are separate matrices, such as attention heads."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torchzero_clip.core.names import by_name, check_patterns
 
 Cuts: TypeAlias = "int | Sequence[int] | None"
 Blocks: TypeAlias = "Mapping[str, Cuts] | Callable[[str, Tensor], Cuts] | None"
-"""How many equal blocks, or the rows of each: for a name or regular expression, or by a function
-of name and tensor."""
+"""A number of equal blocks, or the rows of each block: as a dict by name or regular expression, or
+as a function of name and tensor."""
 
 
 def check_blocks(rule: Any) -> None:
-    """Raise a sentence unless `blocks` is of a kind that `block_rows` takes."""
+    """Raise an error unless `blocks` is a dict or a function that `block_rows` can use."""
     if isinstance(rule.blocks, Mapping):
         check_patterns(rule, "blocks")
     elif rule.blocks is not None and not callable(rule.blocks):
@@ -29,7 +29,7 @@ def check_blocks(rule: Any) -> None:
 
 
 def block_rows(rule: Any, name: str, t: Tensor, rows: int) -> list[int]:
-    """The rows of each block of a tensor whose matrices have so many rows."""
+    """Return the number of rows of each block of a tensor whose matrices have `rows` rows."""
     cuts: Any = None
     if isinstance(rule.blocks, Mapping):
         key = by_name(rule.blocks, name)
@@ -47,5 +47,5 @@ def block_rows(rule: Any, name: str, t: Tensor, rows: int) -> list[int]:
 
 
 def joined(blocks: Sequence[Tensor]) -> Tensor:
-    """Blocks of rows as one."""
+    """Return one tensor with the rows of all blocks."""
     return blocks[0] if len(blocks) == 1 else torch.cat(list(blocks), dim=1)

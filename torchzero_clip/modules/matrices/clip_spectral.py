@@ -1,4 +1,4 @@
-"""ClipSpectral: singular values within a limit."""
+"""ClipSpectral: a rule that limits the singular values of a matrix."""
 
 from __future__ import annotations
 
@@ -12,25 +12,32 @@ from torchzero_clip.core.bounds import NonNegative
 from torchzero_clip.core.norms import readable
 from torchzero_clip.modules.matrices.batches import PRODUCTS, in_batches, matrix_shape
 
-NEAR = 1e-5
-"""The share of the largest entry down to which eigenvectors of u uᵀ tell singular values apart: a
-limit below it is reached by steps of this size."""
-TIMES = 2, 4
-"""The steps that matrices in float32 and in float64 take, whose smallest singular values may matter
-down to the rounding of the largest. On CPU one is enough where the limit is no smaller share."""
+RESOLUTION = 1e-5
+"""The smallest singular value that eigenvectors of u uᵀ resolve, relative to the largest element.
+A lower limit is reached in several rounds, each of which goes down by this factor."""
+ROUNDS_IN_FLOAT32 = 2
+ROUNDS_IN_FLOAT64 = 4
+"""The rounds that reach the rounding errors of the largest singular value. On CPU one round is
+enough if the limit is above the resolution, because the host can read the limit."""
 
 
 class ClipSpectral(TensorwiseTransform):
-    """u ← U min(S, max_norm) Vᵀ of u = U S Vᵀ
+    """Spectral clipping: limits every singular value of a matrix to `max_norm`.
 
-    U are the eigenvectors of u uᵀ in double precision, S the norms of the rows of Uᵀ u, and what is
-    kept is computed: U min(1, max_norm / S) Uᵀ u. With no singular value above the limit u stays
-    bit for bit.
+    Use it for weight matrices. Unlike `ClipNorm`, it shrinks only directions that are too large.
+
+    u ← U min(S, max_norm) Vᵀ of u = U S Vᵀ
+
+    The rule computes U as the eigenvectors of u uᵀ in double precision. S are the norms of the rows
+    of Uᵀ u, and the result is U min(1, max_norm / S) Uᵀ u. If no singular value is above the limit,
+    the result is bitwise identical to u.
 
     Args:
         max_norm: The largest singular value.
-        stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
-            Tensors of more dims are one matrix (first, rest), or an error with True.
+        stacks: The meaning of a tensor with three dims: True for a stack of matrices, False for one
+            matrix of shape (first, rest). With None such a tensor raises an error. A tensor with
+            more dims is one matrix of shape (first, rest); with True it raises an error.
+            Default: None.
 
     Example:
         >>> import torch
@@ -56,32 +63,39 @@ class ClipSpectral(TensorwiseTransform):
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         pieces = [t.reshape(matrix_shape(self, t, self.stacks)) for t in u]
-        made = in_batches(pieces, lambda x: clipped(x, group["max_norm"]))
-        rows = zip(made, u, strict=True)
-        return u.copy_(TensorList([x.reshape(t.shape) for x, t in rows]))
+        results = in_batches(pieces, lambda x: clipped(x, group["max_norm"]))
+        pairs = zip(results, u, strict=True)
+        return u.copy_(TensorList([x.reshape(t.shape) for x, t in pairs]))
 
 
 def clipped(x: Tensor, limit: Any) -> Tensor:
-    """Matrices, at least as wide as high, with singular values up to the limit."""
+    """Return matrices with limited singular values, for at least as many columns as rows."""
     if not x.numel():
         return x
     size = torch.linalg.vector_norm(x, torch.inf, dim=(1, 2), keepdim=True).double()
-    bad, zero = ~torch.isfinite(size), size == 0
+    bad = ~torch.isfinite(size)
+    zero = size == 0
     scale = torch.where(bad | zero, torch.ones_like(size), size)
     y = torch.where(bad, torch.zeros_like(x), x).double() / scale
     bound = limit / scale
-    near, changed = bad | zero | (bound >= NEAR), torch.zeros_like(bad)
-    times = 1 if readable(near) and near.all() else TIMES[x.dtype == torch.float64]
-    for left in reversed(range(times)):
-        level = bound.clamp(min=NEAR) if left else bound
+    resolved = bad | zero | (bound >= RESOLUTION)
+    rounds = ROUNDS_IN_FLOAT64 if x.dtype == torch.float64 else ROUNDS_IN_FLOAT32
+    if readable(resolved) and resolved.all():
+        rounds = 1
+    changed = torch.zeros_like(bad)
+    for remaining in reversed(range(rounds)):
+        level = bound.clamp(min=RESOLUTION) if remaining else bound
         u = torch.linalg.eigh(y @ y.mT).eigenvectors
         rows = u.mT @ y
         norms = torch.linalg.vector_norm(rows, dim=2, keepdim=True)
         over = norms > level
-        share = torch.where(over, level / norms, torch.ones_like(norms))
-        cut = over.any(dim=1, keepdim=True)
-        unit = torch.where(bound < NEAR, torch.full_like(level, NEAR), torch.ones_like(level))
-        y, changed = torch.where(cut, u @ (rows * share), y) / unit, changed | cut
-        bound, scale = bound / unit, scale * unit
-    made = torch.where(changed, (y * scale).to(x.dtype), x)
-    return torch.where(bad, x * torch.nan, made)
+        factor = torch.where(over, level / norms, torch.ones_like(norms))
+        clips = over.any(dim=1, keepdim=True)
+        below = bound < RESOLUTION
+        unit = torch.where(below, torch.full_like(level, RESOLUTION), torch.ones_like(level))
+        y = torch.where(clips, u @ (rows * factor), y) / unit
+        changed = changed | clips
+        bound = bound / unit
+        scale = scale * unit
+    result = torch.where(changed, (y * scale).to(x.dtype), x)
+    return torch.where(bad, x * torch.nan, result)

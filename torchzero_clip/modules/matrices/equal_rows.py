@@ -1,4 +1,4 @@
-"""EqualRows: all rows of a matrix as long as their mean square."""
+"""EqualRows: a rule that gives all rows of a matrix the same norm."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from torchzero_clip.modules.matrices.batches import check_shape, over_matrices, 
 
 
 class EqualRows(NormRule):
-    """each row of u ← row · ‖u‖ / (√rows · ‖row‖)
+    """EqualRows gives all rows of a matrix the same norm. The norm of the matrix does not change.
 
-    The matrix keeps its norm; a row of zeros stays zero. Before `Orthogonalize` it evens out the
-    singular values, so that fewer iterations do.
+    Put it before `Orthogonalize`: the singular values become more equal, so fewer iterations are
+    enough.
+
+    each row of u ← row · ‖u‖ / (√rows · ‖row‖)
+
+    A row of zeros stays zero.
 
     Args:
-        stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
-            Tensors of more dims are one matrix (first, rest), or an error with True.
+        stacks: The meaning of a tensor with three dims: True for a stack of matrices, False for one
+            matrix of shape (first, rest). With None such a tensor raises an error. A tensor with
+            more dims is one matrix of shape (first, rest); with True it raises an error.
+            Default: None.
 
     Example:
         >>> import torch
@@ -36,7 +42,7 @@ class EqualRows(NormRule):
 
     stacks: bool | None = None
 
-    dim = ()  # slices, which `dims` names
+    dim = ()  # units are slices, and `dims` returns their dims
     sets_norm = True
     clips = False
     pure = True

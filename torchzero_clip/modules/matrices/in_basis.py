@@ -1,4 +1,4 @@
-"""InBasis: links that see a matrix in a basis of its rows and one of its columns."""
+"""InBasis: a rule that applies other rules to a matrix in a different basis."""
 
 from __future__ import annotations
 
@@ -27,16 +27,20 @@ from torchzero_clip.modules.matrices.turning import begin, enter, has_passed, ma
 
 
 class InBasis(Transform, Gate):
-    """u ← Qₗ links(Qₗᵀ u Qᵣ) Qᵣᵀ
+    """InBasis applies rules to a matrix in a basis of its rows and a basis of its columns.
 
-    With `Adam` inside it is SOAP. Matrices have bases; other parameters reach the links as they
-    are. What the links keep is in the basis too: when that is renewed, averages of the update turn
-    along, and second moments are sorted as its columns are.
+    With `SOAPBasis` and `Adam` inside, it is the method SOAP.
+
+    u ← Qₗ links(Qₗᵀ u Qᵣ) Qᵣᵀ
+
+    Only matrices have bases. The rules receive other parameters unchanged. The state of the rules
+    is stored in the bases as well. When the bases change, averages of the update are rotated into
+    the new bases, and second moments are sorted like their columns.
 
     Args:
-        *links: What makes the bases, as `SOAPBasis`, and then transforms, first to last, that say
-            in `state_kinds` what their state in the shape of a parameter is. Guards, Freeze and
-            Accumulate may not be among them.
+        *links: A link that makes the bases, such as `SOAPBasis`, and then the rules to apply, from
+            first to last. The class of a rule must declare in `state_kinds` the kind of each state
+            that has the shape of a parameter. Guards, `Freeze` and `Accumulate` are not allowed.
 
     Example:
         >>> import torch
@@ -80,8 +84,8 @@ class InBasis(Transform, Gate):
         return cast("SOAPBasis", self.links[0])
 
     def __repr__(self) -> str:
-        named = [f"{key}={value!r}" for key, value in self.arguments().items()]
-        return f"InBasis({', '.join([*map(repr, self.links), *named])})"
+        keywords = [f"{key}={value!r}" for key, value in self.arguments().items()]
+        return f"InBasis({', '.join([*map(repr, self.links), *keywords])})"
 
     @property
     def drops(self) -> bool | Literal["first"]:  # type: ignore[override]
@@ -103,14 +107,14 @@ class InBasis(Transform, Gate):
         if not buckets:
             record(seen, taken)
             return []
-        met = [Matrices(bucket.seen_by(basis), now) for bucket in buckets]
-        turned = [enter(*pair, inner) for pair in zip(buckets, met, strict=True)]
-        made = transformed(buckets, turned, inner)
-        for bucket, matrices, u in zip(buckets, met, made, strict=True):
+        matrices_of_buckets = [Matrices(bucket.seen_by(basis), now) for bucket in buckets]
+        rotated = [enter(*pair, inner) for pair in zip(buckets, matrices_of_buckets, strict=True)]
+        results = transformed(buckets, rotated, inner)
+        for bucket, matrices, u in zip(buckets, matrices_of_buckets, results, strict=True):
             if self.drops:
                 mark_passed(bucket)
-            out = matrices.over([u.tensors], lambda batch, x: back(x[0], batch.state))
-            bucket.u = TensorList(out)
+            rotated_back = matrices.over([u.tensors], lambda batch, x: back(x[0], batch.state))
+            bucket.u = TensorList(rotated_back)
             matrices.begin()
             if self.basis.first != "step":
                 renew(bucket, matrices, inner, matrices.where)

@@ -1,4 +1,4 @@
-"""Inside: what may stand in a basis."""
+"""Checks of the links inside of InBasis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchzero_clip.modules.matrices.soap_basis import SOAPBasis
 
 
 def check_links(links: Sequence[Transform]) -> None:
-    """Raise unless links are a basis and transforms whose state can be moved to another basis."""
+    """Raise unless the links are a basis and rules whose state can follow into another basis."""
     if len(links) < 2 or not isinstance(links[0], SOAPBasis):
         raise TypeError(
             "InBasis: links must be a basis and transforms, as InBasis(SOAPBasis(), Adam()), "
@@ -24,7 +24,7 @@ def check_links(links: Sequence[Transform]) -> None:
 
 
 def _check_inside(link: Transform) -> None:
-    """Raise if a link drops parameters, or keeps state that cannot be moved to another basis."""
+    """Raise if a link drops parameters, or keeps state that cannot be rotated."""
     if not isinstance(link, Transform):
         raise TypeError(f"InBasis: links must be transforms, such as Adam(), got {link!r}.")
     for drops in dropping(link):
@@ -38,13 +38,15 @@ def _check_inside(link: Transform) -> None:
 
 
 def _check_state(tfm: Transform) -> None:
-    """Raise if a transform keeps state that cannot be moved to another basis."""
+    """Raise TypeError if a rule keeps state that cannot be rotated into another basis."""
     example = torch.empty(3, 5, device="meta")
-    like = [n for n, t in tfm.init(example).items() if getattr(t, "shape", ()) == example.shape]
-    lost: Any = [name for name in like if tfm.state_kinds.get(name) not in ("linear", "squares")]
-    if lost or (isinstance(tfm, TensorwiseTransform) and tfm.keeps_matrices):
+    state = tfm.init(example)
+    elementwise = [name for name, t in state.items() if getattr(t, "shape", ()) == example.shape]
+    kinds = tfm.state_kinds
+    fixed: Any = [name for name in elementwise if kinds.get(name) not in ("linear", "squares")]
+    if fixed or (isinstance(tfm, TensorwiseTransform) and tfm.keeps_matrices):
         raise TypeError(
-            f"InBasis: {type(tfm).__name__} keeps {lost or 'state of matrices'}, which a new basis "
-            "would leave in the old one: a class says in state_kinds = {name: kind} which of its "
-            'state is "linear" in the update, and which has an entry for each of its "squares"'
+            f"InBasis: {type(tfm).__name__} keeps {fixed or 'state of matrices'}, which a new "
+            "basis would leave in the old one: a class says in state_kinds = {name: kind} which of "
+            'its state is "linear" in the update, and which has an entry for each of its "squares"'
         )

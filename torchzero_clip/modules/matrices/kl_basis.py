@@ -1,4 +1,4 @@
-"""KLBasis: eigenvectors of averages that each side takes of what the other side whitened."""
+"""KLBasis: eigenvectors of averages that each side computes after whitening the other side."""
 
 from __future__ import annotations
 
@@ -21,32 +21,43 @@ from torchzero_clip.modules.matrices.eigenbases import (
 )
 from torchzero_clip.modules.matrices.soap_basis import SOAPBasis
 
-LEAST = 10  # the weight that any direction of the other side may have
-OTHER = {"left": "right", "right": "left"}
+LEAST_BOUND = 10  # 1 / √λ may always be as large as this
+OTHER_SIDE = {"left": "right", "right": "left"}
 
 
 class KLBasis(SOAPBasis):
-    """L ← β L + (1 - β) u R⁻¹ uᵀ / columns;   R ← β R + (1 - β) uᵀ L⁻¹ u / rows;   Qₗ, Qᵣ as there
+    """The bases of KL-SOAP: eigenvectors of averages u R⁻¹ uᵀ and uᵀ L⁻¹ u of a matrix.
 
-    It stands in `InBasis` in the place of `SOAPBasis`, and the two with `Adam` are KL-SOAP
-    (tested against yorkerlin/KL-Methods). L⁻¹ is Qₗ diag(1 / λ) Qₗᵀ, whose λ are averages of their
-    own, kept in every step: of the squares of the update in both bases, whitened by the other side.
+    Use it in `InBasis` in place of `SOAPBasis`. With `Adam` as the next link, the method is KL-SOAP
+    (tested against yorkerlin/KL-Methods).
+
+    L ← β L + (1 - β) u R⁻¹ uᵀ / columns;   R ← β R + (1 - β) uᵀ L⁻¹ u / rows;   Qₗ, Qᵣ as there
+
+    Here Qₗ and Qᵣ are eigenvectors of L and R, as in `SOAPBasis`. L⁻¹ stands for
+    Qₗ diag(1 / λ) Qₗᵀ. The values λ are averages that change in every step. They average the
+    squares of the update in both bases, whitened by the other side.
 
     Args:
-        beta: How much of the averages stays; None as the second of `betas` of the nearest link that
-            has some, as the `Adam` behind it.
-        every: Steps from one renewal of the bases to the next, by one power iteration and its QR
-            decomposition; columns keep their places.
-        first: "skip" as the authors' code: the first gradient of a parameter only makes the bases,
-            which learn from others after they were used. "step": the first gradient is used, and
-            bases learn before. "use": it is used, and bases learn from others after they were used.
-        max_dim: A side that is longer has no basis, and whitens nothing.
-        stagger: Whether parameters take turns to be renewed, so that all steps are as long.
-        stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
-            Tensors of more dims are one matrix (first, rest), or an error with True.
-        blocks: The rows of fused matrices, each block with bases of its own, as in `Orthogonalize`.
-        initial: The λ to begin with.
-        most: 1 / √λ is at most this, at most the length of the side, and at least 10.
+        beta: The share of the averages that is kept per step. None uses the second of `betas` of
+            the nearest link that has `betas`, such as the `Adam` after it. Default: 0.95.
+        every: The number of steps between two renewals of the bases, each by one power iteration
+            and a QR decomposition. Columns keep their places. Default: 10.
+        first: The use of the first gradient of a parameter. With "skip", as in the authors' code,
+            it only makes the bases. With "use" it also updates the parameter. In both cases later
+            gradients enter the averages after they were used. With "step" it updates the
+            parameter, and every gradient enters the averages before it is used. Default: "skip".
+        max_dim: The longest side that has a basis. A longer side does not whiten. Default: 10000.
+        stagger: If True, parameters are renewed in different steps, so that all steps take equally
+            long. Default: False.
+        stacks: The meaning of a tensor with three dims: True for a stack of matrices, False for one
+            matrix of shape (first, rest). With None such a tensor raises an error. A tensor with
+            more dims is one matrix of shape (first, rest); with True it raises an error.
+            Default: None.
+        blocks: The row blocks of fused matrices, as in `Orthogonalize`. Each block has its own
+            bases. Default: None, no blocks.
+        initial: The first value of all λ. Default: 0.1.
+        most: The largest 1 / √λ. It is also at most the length of the side, but at least 10.
+            Default: 4000.
 
     Example:
         >>> import torch
@@ -60,7 +71,7 @@ class KLBasis(SOAPBasis):
     """
 
     initial: Positive = 0.1
-    most: Annotated[int, Within(at_least=LEAST)] = 4000
+    most: Annotated[int, Within(at_least=LEAST_BOUND)] = 4000
 
     batched = True
 
@@ -71,21 +82,22 @@ class KLBasis(SOAPBasis):
 
     def observe_matrix(self, u: Tensor, state: MatrixState, group: Group) -> MatrixState:
         rate = 1 - group["beta"]
-        turned = group["turned"] if "turned" in group else into(u, state)
-        squares = turned.square()
+        rotated = group["rotated"] if "rotated" in group else into(u, state)
+        squares = rotated.square()
         new: MatrixState = {}
         for side in [side for side in SIDES if side in state]:
-            each = squares if side == "left" else squares.mT
-            white = _whitened(u if side == "left" else u.mT, OTHER[side], state)
-            rows, columns = white.shape[-2:]
-            new[side] = average(state[side], gram(white).div_(columns), rate)
-            weights = torch.ones_like(each[..., :1, :])
-            if OTHER[side] in state:
-                weights = weights / state[f"{OTHER[side]}_values"].unsqueeze(-2)
-            now = (each @ weights.mT).squeeze(-1) / columns
-            least = 1 / max(LEAST, min(rows, self.most)) ** 2
-            values = average(state[f"{side}_values"], now, rate)
-            new[f"{side}_values"] = values.clamp_(min=least)
+            other = OTHER_SIDE[side]
+            side_squares = squares if side == "left" else squares.mT
+            whitened = _whitened(u if side == "left" else u.mT, other, state)
+            rows, columns = whitened.shape[-2:]
+            new[side] = average(state[side], gram(whitened).div_(columns), rate)
+            weights = torch.ones_like(side_squares[..., :1, :])
+            if other in state:
+                weights = weights / state[f"{other}_values"].unsqueeze(-2)
+            new_values = (side_squares @ weights.mT).squeeze(-1) / columns
+            smallest = 1 / max(LEAST_BOUND, min(rows, self.most)) ** 2
+            values = average(state[f"{side}_values"], new_values, rate)
+            new[f"{side}_values"] = values.clamp_(min=smallest)
         return new
 
     def refreshed(self, state: MatrixState, group: Group) -> tuple[MatrixState, dict[int, Tensor]]:
@@ -100,7 +112,7 @@ class KLBasis(SOAPBasis):
 
 
 def _whitened(rows: Tensor, side: str, state: MatrixState) -> Tensor:
-    """The matrix in the basis of its columns, each divided by the root of its λ."""
+    """Return the rows in the basis of their columns, each column divided by the root of its λ."""
     if side not in state:
         return rows
     roots = state[f"{side}_values"].rsqrt().unsqueeze(-2)

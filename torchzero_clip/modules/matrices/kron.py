@@ -1,4 +1,4 @@
-"""Kron: an average of the update, whitened by a Kronecker product that learns from noise."""
+"""Kron: momentum that is whitened by a Kronecker product of two learned factors."""
 
 from __future__ import annotations
 
@@ -17,31 +17,41 @@ from torchzero_clip.modules.matrices.blocks import Blocks, block_rows, check_blo
 
 
 class Kron(TensorwiseTransform):
-    """m ← β m + (1 - β) u;   u ← Qₗᵀ Qₗ m̂ Qᵣᵀ Qᵣ
+    """PSGD Kron: momentum that is whitened by a Kronecker product of two learned factors.
 
-    m̂ is m, corrected for its start as in `Adam`. Qₗ and Qᵣ are triangular and learn to make it
-    white: with A = Qₗ m̂ Qᵣᵀ, and B = Qₗ⁻ᵀ V Qᵣ⁻¹ of normal noise V,
+    It needs no eigenvectors or matrix roots, only products of matrices and triangular solves. With
+    `ClipRMS(1.1)` after it, it is PSGD Kron (tested against kron_torch).
+
+    m ← β m + (1 - β) u;   u ← Qₗᵀ Qₗ m̂ Qᵣᵀ Qᵣ
+
+    Here m̂ is m with bias correction, as in `Adam`. The factors Qₗ and Qᵣ are triangular. They
+    learn to whiten m̂. With A = Qₗ m̂ Qᵣᵀ and B = Qₗ⁻ᵀ V Qᵣ⁻¹, where V is normal noise,
 
         Qₗ ← Qₗ - precond_lr · triu(A Aᵀ - B Bᵀ) Qₗ / ‖A Aᵀ + B Bᵀ‖
 
-    and the same from the other side. Vectors have one diagonal factor. With `ClipRMS(1.1)` behind
-    it is PSGD Kron (tested against kron_torch).
+    and Qᵣ learns in the same way. A vector has one diagonal factor.
 
     Args:
-        beta: How much of m stays.
-        precond_lr: How fast the factors learn.
-        every: Steps from one lesson of the factors to the next. None is the official schedule: in
-            each of the first 501 steps, then ever more seldom, at last in every 34th.
-        max_dim: A side that is longer has a diagonal factor.
-        diagonal: Which other sides have one: "longer" the longer side, "one" that of a square
-            matrix too, its columns, "all" both.
-        initial: The product of both factors to begin with.
-        eps: Of the noise that the factors learn beside m̂; the factors multiply by 1 / eps at most.
-        stagger: Whether parameters take turns to learn, so that all steps are as long.
-        stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
-            Tensors of more dims are one matrix (first, rest), or an error with True.
-        blocks: The rows of fused matrices, each block with factors of its own, as in
-            `Orthogonalize`.
+        beta: The share of the average m that is kept per step. Default: 0.9.
+        precond_lr: The learning rate of the factors. Default: 0.1.
+        every: The number of steps between two updates of the factors. Default: None, the official
+            schedule: every step up to step 501, then less and less often, at last every 34th step.
+        max_dim: The longest side with a triangular factor. A longer side has a diagonal factor.
+            Default: 8192.
+        diagonal: Additional sides with a diagonal factor: "longer" for the longer side, "one" for
+            the longer side and the columns of a square matrix, "all" for all sides, or None.
+            Default: None.
+        initial: The first value of the product of both factors. Default: 1.0.
+        eps: The size of the noise that is added to m̂ when the factors learn. The factors multiply
+            by at most 1 / eps. Default: 1e-12.
+        stagger: If True, the factors of different parameters learn in different steps, so that all
+            steps take equally long. Default: False.
+        stacks: The meaning of a tensor with three dims: True for a stack of matrices, False for one
+            matrix of shape (first, rest). With None such a tensor raises an error. A tensor with
+            more dims is one matrix of shape (first, rest); with True it raises an error.
+            Default: None.
+        blocks: The row blocks of fused matrices, as in `Orthogonalize`. Each block has its own
+            factors. Default: None, no blocks.
 
     Example:
         >>> import torch
@@ -80,17 +90,19 @@ class Kron(TensorwiseTransform):
         if param.dim() < 2:
             return block_rows(self, name, param, param.numel())
         count, rows, columns = matrix_shape(self, param, self.stacks)
-        each = block_rows(self, name, param, rows) * count
-        return [1] * len(each) if columns == 1 and len(set(each)) == 1 else each
+        rows_of_matrices = block_rows(self, name, param, rows) * count
+        if columns == 1 and len(set(rows_of_matrices)) == 1:
+            return [1] * len(rows_of_matrices)  # a matrix of one column is treated as one row
+        return rows_of_matrices
 
     def init_matrix(self, rows: int, columns: int) -> MatrixState:
-        made = {"step": torch.zeros(1), "exp_avg": torch.zeros(rows, columns)}
-        if columns == 1:  # a vector; matrices of one column come as one of one row
-            return {**made, "left": torch.full((rows,), self.initial)}
+        state = {"step": torch.zeros(1), "exp_avg": torch.zeros(rows, columns)}
+        if columns == 1:  # a vector, because matrices with one column are treated as one row
+            return {**state, "left": torch.full((rows,), self.initial)}
         for side, n, other in (("left", rows, columns), ("right", columns, rows)):
             one = torch.ones(n) if whitening.is_diagonal(self, side, n, other) else torch.eye(n)
-            made[side] = one * self.initial**0.5
-        return made
+            state[side] = one * self.initial**0.5
+        return state
 
     def observe_matrix(self, u: Tensor, state: MatrixState, group: Group) -> MatrixState:
         average = state["exp_avg"]
@@ -99,8 +111,8 @@ class Kron(TensorwiseTransform):
 
     def refresh_matrix(self, state: MatrixState, group: Group) -> MatrixState:
         noise = whitening.normal(state["exp_avg"], state["step"])
-        rate, eps = group["precond_lr"], group["eps"]
-        return whitening.lesson(self._average(state, group), state, noise, rate, eps)
+        m = self._average(state, group)
+        return whitening.lesson(m, state, noise, group["precond_lr"], group["eps"])
 
     def update_tensor(self, u: Tensor, state: MatrixState, group: Group) -> Tensor:
         m = whitening.twice(state["left"], self._average(state, group))
@@ -114,5 +126,5 @@ class Kron(TensorwiseTransform):
         return lessons.RHYTHM if self.every is None else super().rhythm
 
     def _average(self, state: MatrixState, group: Group) -> Tensor:
-        """The average, corrected for its start at zero."""
+        """Return the average with bias correction."""
         return state["exp_avg"] / (1 - group["beta"] ** state["step"]).unsqueeze(-1)

@@ -1,32 +1,38 @@
-"""Lessons: the steps in which the factors of the official Kron learn, ever more seldom."""
+"""The steps in which the factors of the official Kron learn, which become rarer over time."""
 
 from __future__ import annotations
 
 import functools
 import math
 
-FLAT, FALL, LEAST = 500, 1e-3, 0.03  # until when their share is 1, how fast it falls, how far
-LAST = math.ceil(1 / LEAST)
-RHYTHM = f"in each of the first {FLAT + 1} steps, then ever more seldom, at last every {LAST}"
+FLAT_STEPS = 500  # up to this step the factors learn in every step
+DECAY = 1e-3  # after it, the share of steps with a lesson falls by the factor exp(-DECAY) per step
+SMALLEST_SHARE = 0.03
+LAST_DISTANCE = math.ceil(1 / SMALLEST_SHARE)
+RHYTHM = (
+    f"in each of the first {FLAT_STEPS + 1} steps, then ever more seldom, at last every "
+    f"{LAST_DISTANCE}"
+)
 
 
 def is_due(step: int) -> bool:
-    """Whether a step, counted from 0, has a lesson."""
+    """Return whether the factors learn in a step, counted from 0."""
     early, last = _early()
-    return step in early if step <= last else (step - last) % LAST == 0
+    return step in early if step <= last else (step - last) % LAST_DISTANCE == 0
 
 
 @functools.cache
 def _early() -> tuple[frozenset[int], int]:
-    """The steps with a lesson until all that follow are as far apart, and the last of them."""
+    """Return the learning steps before their distance is constant, and the last of these steps."""
     due: set[int] = set()
-    since = step = 0
+    since = 0
+    step = 0
     while True:
         since += 1
-        share = max(min(math.exp(FALL * (FLAT - step)), 1.0), LEAST)
+        share = max(min(math.exp(DECAY * (FLAT_STEPS - step)), 1.0), SMALLEST_SHARE)
         if since >= 1 / share:
             due.add(step)
             since = 0
-            if share == LEAST:
+            if share == SMALLEST_SHARE:
                 return frozenset(due), step
         step += 1

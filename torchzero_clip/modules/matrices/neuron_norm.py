@@ -1,4 +1,4 @@
-"""NeuronNorm: neurons that have moved much move less, and the matrix as far as before."""
+"""NeuronNorm: a rule that normalizes neurons by their past updates."""
 
 from __future__ import annotations
 
@@ -17,15 +17,23 @@ EPS = 1e-8
 
 
 class NeuronNorm(NormRule):
-    """V ← β V + (1 - β) · mean of u² over each row;   N = u / (√V + 1e-8);   u ← N · ‖u‖ / ‖N‖
+    """Neuron-wise normalization: neurons with large past updates move less, others move more.
 
-    After `Orthogonalize` it is what NorMuon adds to Muon. A row of zeros leaves its V as it was.
+    Put it after `Orthogonalize`: NorMuon adds this rule to Muon. The norm of the matrix does not
+    change.
+
+    V ← β V + (1 - β) · mean of u² over each row;   N = u / (√V + 1e-8);   u ← N · ‖u‖ / ‖N‖
+
+    The V of a row of zeros does not change.
 
     Args:
-        beta: How much of the average V stays.
-        neurons: "rows", or "longer" for the columns of matrices with more columns than rows.
-        stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
-            Tensors of more dims are one matrix (first, rest), or an error with True.
+        beta: The share of the average V that is kept per step. Default: 0.95.
+        neurons: "rows", or "longer" to use the columns of a matrix that has more columns than rows.
+            Default: "rows".
+        stacks: The meaning of a tensor with three dims: True for a stack of matrices, False for one
+            matrix of shape (first, rest). With None such a tensor raises an error. A tensor with
+            more dims is one matrix of shape (first, rest); with True it raises an error.
+            Default: None.
 
     Example:
         >>> import torch
@@ -44,47 +52,49 @@ class NeuronNorm(NormRule):
     stacks: bool | None = None
 
     ord = "rms"
-    dim = ()  # slices, which `dims` names
+    dim = ()  # units are slices, and `dims` returns their dims
     sets_norm = True
     clips = False
     pure = True
 
     def check(self) -> None:
-        super(NormRule, self).check()  # which refuses memory of slices: it has its place here
+        # NormRule.check forbids state with slices, but this rule stores its state itself
+        super(NormRule, self).check()
 
     def dims(self, tensor: Tensor) -> tuple[int, ...]:
         check_shape(self, tensor, self.stacks)
         return self._along(tensor)
 
     def _along(self, tensor: Tensor) -> tuple[int, ...]:
-        """The dims that the weights of a neuron run along."""
+        """Return the dims along which the weights of a neuron run."""
         along = row_dims(tensor, self.stacks)
         if self.neurons == "rows" or not along:
             return along
-        rows, columns = tensor.shape[along[0] - 1], math.prod([tensor.shape[d] for d in along])
+        rows = tensor.shape[along[0] - 1]
+        columns = math.prod([tensor.shape[d] for d in along])
         return (along[0] - 1,) if rows < columns else along
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        along = self._along(param)  # also of vectors, which never get here
+        along = self._along(param)
         shape = [1 if d in along else n for d, n in enumerate(param.shape)]
         zeros = torch.zeros(shape, dtype=statistic_dtype(param), device=param.device)
-        return {"rms": zeros}  # √V: squares would leave its range
+        return {"rms": zeros}  # √V, because squares could overflow
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
         norm = units.norm()
         size = over_matrices(units, norm, self.stacks)
-        held = [t for bucket in units.buckets for t in bucket.held()["rms"]]
-        rms = torch.cat([t.to(units.home).flatten() for t in held]).to(norm.dtype)
+        old_rms = [t for bucket in units.buckets for t in bucket.held()["rms"]]
+        rms = torch.cat([t.to(units.home).flatten() for t in old_rms]).to(norm.dtype)
         betas = [torch.ones_like(norm) * beta for beta in units.each("beta")]
         average = torch.lerp(norm.square(), rms.square(), units.of_first_group(betas))
         rms = torch.where(units.finite(size) & (norm > 0), average.sqrt(), rms)
-        parts = iter(rms.split([t.numel() for t in held]))
+        parts = iter(rms.split([t.numel() for t in old_rms]))
         for bucket in units.buckets:
-            old = bucket.state["rms"]
-            old.copy_(TensorList([next(parts).view_as(t) for t in old]))
-        new = norm / (rms + EPS)
-        limit = new * (size / over_matrices(units, new, self.stacks))
+            state = bucket.state["rms"]
+            state.copy_(TensorList([next(parts).view_as(t) for t in state]))
+        normalized = norm / (rms + EPS)
+        limit = normalized * (size / over_matrices(units, normalized, self.stacks))
         limit = torch.where(size == math.inf, torch.zeros_like(limit), limit)
         self.scale(units, norm, [limit] * len(units.groups))
         return buckets

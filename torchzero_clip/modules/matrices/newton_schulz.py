@@ -1,4 +1,4 @@
-"""Newton-Schulz: polynomials that drive the singular values of many matrices towards one."""
+"""Newton-Schulz iterations, which drive the singular values of many matrices toward one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ POLAR: Triples = (
 )
 
 
-# the paper's safety factor of 1.01 divides x in every polynomial but the last, and the matrix too
+# the safety factor of the paper, 1.01, divides the matrix once, and x in all polynomials but the
+# last one
 SAFE = [1.01**2, *[1.01] * (len(POLAR) - 2), 1.0]
 SCHEDULES: dict[str, Triples] = {
     "quintic": (JORDAN,) * 5,
@@ -35,18 +36,19 @@ SCHEDULES: dict[str, Triples] = {
     "deepseek": (JORDAN,) * 8 + ((2.0, -1.5, 0.5),) * 2,
 }
 
-DEFAULT_STEPS = 5  # of one triple
+DEFAULT_STEPS = 5  # the number of steps if there is one triple for all steps
 
-GRAM_FROM = 2  # columns a row from which the Gram matrix is cheaper on CPU
-GRAM_GROWTH = 2e5  # of what rounding leaves in it, after which it is made anew
+GRAM_RATIO = 2  # from this ratio of columns to rows on, the Gram matrix is cheaper on CPU
+GRAM_GROWTH = 2e5  # the growth of rounding errors after which the Gram matrix is recomputed
 
 
 def schedule_of(coefficients: Any, steps: int | None) -> Triples:
-    """The triple of every step, of a name, one triple, or one for each; the last repeats."""
+    """Return the triple of coefficients of every step. The last triple repeats."""
     named = isinstance(coefficients, str)
     triples = SCHEDULES.get(coefficients) if named else coefficients
     if _is_triple(triples):
-        triples, steps = (triples,), DEFAULT_STEPS if steps is None else steps
+        triples = (triples,)
+        steps = DEFAULT_STEPS if steps is None else steps
     if not isinstance(triples, (tuple, list)) or not triples or not all(map(_is_triple, triples)):
         raise ValueError(
             f"coefficients must be one of {list(SCHEDULES)}, 3 numbers, or 3 numbers for each "
@@ -57,13 +59,16 @@ def schedule_of(coefficients: Any, steps: int | None) -> Triples:
 
 
 def _is_triple(x: Any) -> bool:
-    row = isinstance(x, (tuple, list)) and len(x) == 3
-    kinds = [isinstance(v, (int, float)) and not isinstance(v, bool) for v in x] if row else []
-    return row and all(kinds) and all(map(math.isfinite, x))
+    """Return whether x is a tuple or list of three finite numbers."""
+    if not isinstance(x, (tuple, list)) or len(x) != 3:
+        return False
+    if not all([isinstance(v, (int, float)) and not isinstance(v, bool) for v in x]):
+        return False
+    return all(map(math.isfinite, x))
 
 
 def normalized(x: Tensor, eps: float = 0.0) -> Tensor:
-    """New matrices of norm one, whatever their size: squares of entries stay in range."""
+    """Return new matrices with norm one, without overflow in the squares of large elements."""
     if not x.numel():
         return x.clone()
     size = x.abs().amax(dim=(1, 2), keepdim=True)  # vector_norm of order inf is slow
@@ -75,21 +80,23 @@ def normalized(x: Tensor, eps: float = 0.0) -> Tensor:
 
 
 def newton_schulz(x: Tensor, schedule: Triples) -> Tensor:
-    """X ← a X + (b A + c A²) X with A = X Xᵀ, for each triple (a, b, c), at least as wide as high.
+    """Return X after X ← a X + (b A + c A²) X, where A = X Xᵀ, for each triple (a, b, c).
 
-    In single precision on CPU wide matrices go by their Gram matrix, which is the same but for
-    rounding: X is multiplied twice instead of at every step.
+    The matrices must have at least as many columns as rows. In single precision on CPU, wide
+    matrices use their Gram matrix, which gives the same result up to rounding: X is multiplied
+    twice instead of in every step.
     """
     if x.dtype not in (torch.float32, torch.float64) or x.device.type != "cpu":
         return by_products(x, schedule)
-    wide = x.shape[2] >= GRAM_FROM * x.shape[1]
-    for some in _parts(schedule) if wide else [[triple] for triple in schedule]:
-        x = by_gram(x, some)  # of one step it spares a copy of X
+    wide = x.shape[2] >= GRAM_RATIO * x.shape[1]
+    # for a single step, by_gram needs one copy of X less than by_products
+    for triples in _parts(schedule) if wide else [[triple] for triple in schedule]:
+        x = by_gram(x, triples)
     return x
 
 
 def by_products(x: Tensor, schedule: Triples) -> Tensor:
-    """The iteration on the matrices themselves."""
+    """Return the result of the iteration, computed on the matrices themselves."""
     for a, b, c in schedule:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -97,8 +104,12 @@ def by_products(x: Tensor, schedule: Triples) -> Tensor:
 
 
 def by_gram(x: Tensor, schedule: Triples) -> Tensor:
-    """The iteration on A = X Xᵀ, which Q = … P₂ P₁ multiplies by from both sides."""
-    gram, product = x @ x.mT, None
+    """Return the result of the iteration, computed on A = X Xᵀ.
+
+    The product Q = … P₂ P₁ of all steps multiplies X only once, at the end.
+    """
+    gram = x @ x.mT
+    product = None
     for i, (a, b, c) in enumerate(schedule):
         step = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         step.diagonal(dim1=1, dim2=2).add_(a)
@@ -109,11 +120,16 @@ def by_gram(x: Tensor, schedule: Triples) -> Tensor:
 
 
 def _parts(schedule: Triples) -> Iterator[Triples]:
-    """Runs of steps during which rounding in a Gram matrix, times a² a step, stays harmless."""
-    begin, growth = 0, 1.0
+    """Return runs of steps that keep rounding errors in a Gram matrix harmless.
+
+    The errors grow by the factor a² per step.
+    """
+    begin = 0
+    growth = 1.0
     for i, (a, _, _) in enumerate(schedule):
         if growth > GRAM_GROWTH:
             yield schedule[begin:i]
-            begin, growth = i, 1.0
+            begin = i
+            growth = 1.0
         growth *= a * a
     yield schedule[begin:]

@@ -1,4 +1,4 @@
-"""Orthogonalize: the nearest matrix with orthonormal rows or columns."""
+"""Orthogonalize: a rule that replaces a matrix by the nearest orthogonal matrix."""
 
 from __future__ import annotations
 
@@ -18,22 +18,34 @@ from torchzero_clip.modules.matrices.newton_schulz import newton_schulz, normali
 
 
 class Orthogonalize(TensorwiseTransform):
-    """u ← U Vᵀ of u = U S Vᵀ, nearly: X ← a X + (b A + c A²) X with A = X Xᵀ, step by step
+    """Orthogonalization: sets all singular values of a matrix to about one, the core of Muon.
 
-    After `EMA(nesterov=True)` it is Muon (tested against torch). Tensors of four and more dims
-    count as matrices of shape (first, rest); give vectors to another rule, with `Partition`.
+    Use it for the weight matrices inside a model, after a momentum. After `EMA(nesterov=True)` it
+    is Muon (tested against torch). Give vectors, embeddings and the output head to another rule,
+    with `Partition` and `matrices_and_rest`.
+
+    u ← U Vᵀ of u = U S Vᵀ, nearly: X ← a X + (b A + c A²) X with A = X Xᵀ, step by step
+
+    The iteration runs in bfloat16 on a GPU and in float32 on CPU. A tensor with four or more dims
+    is one matrix of shape (first, rest).
 
     Args:
-        steps: Iterations, in bfloat16, on CPU in float32; None takes those of the coefficients.
-        coefficients: "quintic" (5 steps), "polar_express" (8), "deepseek" (8 + 2), or a, b and c of
-            your own, one triple for all steps or one for each, of which the last repeats.
-        eps: The smallest norm to divide by. Above 0 smaller matrices give smaller results.
-        scale: How the size depends on the shape (A, B): "original" multiplies by √max(1, A / B),
-            "match_rms_adamw" by 0.2 · √max(A, B), None leaves singular values near one.
-        stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
-            Tensors of more dims are one matrix (first, rest), or an error with True.
-        blocks: The rows of fused matrices, each block by itself: for a name or regular expression
-            how many equal blocks, or the rows of each; or a function of name and tensor.
+        steps: The number of iterations. Default: None, the number that belongs to `coefficients`.
+        coefficients: "quintic" (5 steps), "polar_express" (8 steps), "deepseek" (8 + 2 steps), or
+            custom values. Custom values are one triple (a, b, c) for all steps, or one triple per
+            step. The last triple repeats. Default: "quintic".
+        eps: The smallest norm that a matrix is divided by. If it is above 0, smaller matrices give
+            smaller results. Default: 0.0.
+        scale: The factor of the result for a matrix of shape (A, B): "original" is √max(1, A / B),
+            "match_rms_adamw" is 0.2 · √max(A, B), and None is 1. Default: None.
+        stacks: The meaning of a tensor with three dims: True for a stack of matrices, False for one
+            matrix of shape (first, rest). With None such a tensor raises an error. A tensor with
+            more dims is one matrix of shape (first, rest); with True it raises an error.
+            Default: None.
+        blocks: The row blocks of fused matrices, such as the heads of a fused QKV weight. Each
+            block is orthogonalized separately. A dict maps a name or regular expression to a number
+            of equal blocks, or to the rows of each block. A function of name and tensor returns
+            one of the two, or None. Default: None, no blocks.
 
     Example:
         >>> import torch
@@ -80,34 +92,35 @@ class Orthogonalize(TensorwiseTransform):
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         rows = group.get("rows", [self._rows("", t) for t in u])
-        cut = [self._cut(*pair) for pair in zip(u, rows, strict=True)]
-        pieces = in_batches([piece for some in cut for piece in some], self._orthogonal)
-        self._size(pieces)
-        left = iter(pieces)
-        made = [joined([next(left) for _ in some]) for some in cut]
-        shaped = [x.reshape(t.shape) for x, t in zip(made, u, strict=True)]
-        return u.copy_(TensorList(shaped))
+        blocks = [self._cut(*pair) for pair in zip(u, rows, strict=True)]
+        pieces = in_batches([piece for pieces in blocks for piece in pieces], self._orthogonal)
+        self._scale(pieces)
+        remaining = iter(pieces)
+        matrices = [joined([next(remaining) for _ in pieces]) for pieces in blocks]
+        return u.copy_(TensorList([x.reshape(t.shape) for x, t in zip(matrices, u, strict=True)]))
 
     def _rows(self, name: str, param: Tensor) -> list[int]:
-        """The rows of each block of the matrices of a parameter."""
+        """Return the rows of each block of the matrices of a parameter."""
         return block_rows(self, name, param, matrix_shape(self, param, self.stacks)[1])
 
     def _cut(self, t: Tensor, rows: list[int]) -> Sequence[Tensor]:
-        """The blocks of the matrices of a tensor."""
+        """Return the blocks of the matrices of a tensor."""
         return t.reshape(matrix_shape(self, t, self.stacks)).split(rows, dim=1)
 
     def _orthogonal(self, x: Tensor) -> Tensor:
+        """Return the result of the iteration for a batch of matrices."""
         x = normalized(x, self.eps)
         if x.dtype == torch.float32 and x.device.type != "cpu":
             x = x.bfloat16()
         return newton_schulz(x, schedule_of(self.coefficients, self.steps))
 
-    def _size(self, pieces: list[Tensor]) -> None:
-        """Multiply each by the factor of its shape."""
+    def _scale(self, pieces: list[Tensor]) -> None:
+        """Multiply each piece by the factor of its shape."""
+        if self.scale is None or not pieces:
+            return
         shapes = [piece.shape[1:] for piece in pieces]
         if self.scale == "original":
-            sizes = [math.sqrt(max(1, a / max(b, 1))) for a, b in shapes]
+            factors = [math.sqrt(max(1, a / max(b, 1))) for a, b in shapes]
         else:
-            sizes = [0.2 * math.sqrt(max(a, b)) for a, b in shapes]
-        if self.scale is not None and pieces:
-            foreach("mul_", pieces, sizes)
+            factors = [0.2 * math.sqrt(max(a, b)) for a, b in shapes]
+        foreach("mul_", pieces, factors)

@@ -1,4 +1,4 @@
-"""Renewal: new bases of matrices, and state of the links inside that follows them."""
+"""New bases of matrices, and the state of the links inside, which follows them."""
 
 from __future__ import annotations
 
@@ -14,48 +14,60 @@ from torchzero_clip.core.stacks import MatrixPlace, MatrixState, Stack, finite
 from torchzero_clip.modules.matrices.eigenbases import back, into, ordered
 
 
-def renew(bucket: Bucket, matrices: Matrices, inner: Sequence[Link], some: Sequence[int]) -> None:
-    """Renew those bases of some that are due, and bring what the links inside keep into them."""
-    due = [i for i in some if matrices.due(i)]
-    turns: dict[MatrixPlace, tuple[_Turn, int]] = {}
-    made: list[tuple[Stack, dict[str, Tensor]]] = []
+def renew(
+    bucket: Bucket, matrices: Matrices, inner: Sequence[Link], indices: Sequence[int]
+) -> None:
+    """Renew the bases of some parameters that are due, and rotate the state of the links inside."""
+    due = [i for i in indices if matrices.due(i)]
+    rotations: dict[MatrixPlace, tuple[_Rotation, int]] = {}
+    new_bases: list[tuple[Stack, dict[str, Tensor]]] = []
     for batch in matrices.batches([i for i in due if i in matrices.mine]):
         group = {**matrices.bucket.group, "first": batch.begins}
         new, orders = matrices.rule.refreshed(batch.state, group)
-        turn = _Turn({**batch.state, **new}, orders, finite(list(new.values()), batch.stacked))
-        turns |= {place: (turn, k) for k, place in enumerate(batch.places)}
-        made.append((batch, new))
-    known = [i for i in due if not matrices.begins(i)]
-    for link in [each for top in inner for each in top.walk() if known and each.transforms]:
-        for name in link.transform.state_kinds:
-            some = [i for i in known if f"{link.path}/{name}" in bucket.param_states[i]]
-            if some:
-                _follow(bucket, matrices, link, name, some, turns)
-    for batch, new in made:
+        is_finite = finite(list(new.values()), batch.stacked)
+        rotation = _Rotation({**batch.state, **new}, orders, is_finite)
+        rotations |= {place: (rotation, k) for k, place in enumerate(batch.places)}
+        new_bases.append((batch, new))
+    with_old_bases = [i for i in due if not matrices.begins(i)]
+    if with_old_bases:
+        for link in [link for top in inner for link in top.walk() if link.transforms]:
+            for name in link.transform.state_kinds:
+                key = f"{link.path}/{name}"
+                with_state = [i for i in with_old_bases if key in bucket.param_states[i]]
+                if with_state:
+                    _follow(bucket, matrices, link, name, with_state, rotations)
+    for batch, new in new_bases:
         matrices.keep(batch, new)
 
 
-class _Turn(NamedTuple):
-    """The way from the bases of matrices to new ones, if these will be taken."""
+class _Rotation(NamedTuple):
+    """The rotation from the old bases of matrices to new ones, if the new ones are finite.
+
+    Attributes:
+        new: The new bases, next to the other state of the matrices.
+        orders: For each dim, the order in which second moments follow.
+        finite: For each matrix, whether its new bases are finite and will replace the old ones.
+    """
 
     new: MatrixState
     orders: dict[int, Tensor]
-    taken: Tensor
+    finite: Tensor
 
     def of(self, x: Tensor, state: MatrixState, linear: bool) -> Tensor:
-        """What is kept in the old bases, in the new ones; only sorted unless it is linear."""
-        made = x
+        """Return x in the new bases: rotated if it is linear in the update, else only sorted."""
+        result = x
         if linear:
-            made = into(back(x, state), self.new)
+            result = into(back(x, state), self.new)
         else:
             for dim, order in self.orders.items():
-                made = ordered(made, order, dim)
-        return torch.where(self.taken[..., None, None], made, x)
+                result = ordered(result, order, dim)
+        return torch.where(self.finite[..., None, None], result, x)
 
-    def part(self, some: slice) -> _Turn:
-        """That of some of the matrices."""
-        orders = {dim: order[some] for dim, order in self.orders.items()}
-        return _Turn({name: t[some] for name, t in self.new.items()}, orders, self.taken[some])
+    def part(self, members: slice) -> _Rotation:
+        """Return the rotation of some of the matrices."""
+        new = {name: t[members] for name, t in self.new.items()}
+        orders = {dim: order[members] for dim, order in self.orders.items()}
+        return _Rotation(new, orders, self.finite[members])
 
 
 def _follow(
@@ -63,26 +75,26 @@ def _follow(
     matrices: Matrices,
     link: Link,
     name: str,
-    some: list[int],
-    turns: dict[MatrixPlace, tuple[_Turn, int]],
+    indices: list[int],
+    rotations: dict[MatrixPlace, tuple[_Rotation, int]],
 ) -> None:
-    """Bring state of a link, of some parameters, into the new bases."""
+    """Bring one state of a link into the new bases, for some parameters."""
     linear = link.transform.state_kinds[name] == "linear"
 
-    def turned(batch: Stack, pieces: list[Tensor]) -> Tensor:
-        turn, first = turns[batch.places[0]]  # which is of these matrices, and maybe others
+    def rotated(batch: Stack, pieces: list[Tensor]) -> Tensor:
+        rotation, first = rotations[batch.places[0]]  # it may cover more matrices than this batch
         if batch.stacked:
-            turn = turn.part(slice(first, first + len(batch.places)))
-        return turn.of(pieces[0], batch.state, linear)
+            rotation = rotation.part(slice(first, first + len(batch.places)))
+        return rotation.of(pieces[0], batch.state, linear)
 
-    place = {bucket.cohort.places[i]: i for i in some}
-    for part in bucket.select(some).seen_by(link).alike():
+    index_of_place = {bucket.cohort.places[i]: i for i in indices}
+    for part in bucket.select(indices).seen_by(link).alike():
         if name not in part.state_names:
             continue
-        part.make_state()  # there is some; but its rounding may be new
-        held, where = part.state[name], [place[p] for p in part.cohort.places]
-        row: list[Any] = [None] * len(bucket.cohort.places)
-        for i, t in zip(where, held.tensors, strict=True):
-            row[i] = t
-        made = matrices.over([row], turned, where)
-        part.set_state(name, TensorList([made[i] for i in where]))
+        part.make_state()  # the state exists, but the tensors of its rounding may not
+        part_indices = [index_of_place[place] for place in part.cohort.places]
+        tensors: list[Any] = [None] * len(bucket.cohort.places)
+        for i, t in zip(part_indices, part.state[name].tensors, strict=True):
+            tensors[i] = t
+        results = matrices.over([tensors], rotated, part_indices)
+        part.set_state(name, TensorList([results[i] for i in part_indices]))

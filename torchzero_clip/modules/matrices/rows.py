@@ -1,4 +1,4 @@
-"""Rows: of a momentum only the largest rows, the others wait."""
+"""Rows: momentum that updates the weights only in its largest rows."""
 
 from __future__ import annotations
 
@@ -17,23 +17,29 @@ from torchzero_clip.modules.matrices.blocks import Blocks, block_rows, check_blo
 
 
 class Rows(TensorwiseTransform):
-    """M ← M + u;   R the largest rows of M;   u ← tfm(R), zero elsewhere;   these of M ← error · R
+    """Sparse momentum: only the largest rows of the momentum update the weights, the others wait.
 
-    Of n rows the max(1, ⌈share · n⌉) with the largest sums of absolute values are taken, of the
-    whole matrix however it is sharded. The others keep all that they have, and grow until it is
-    their turn.
+    Use it with `Orthogonalize` to orthogonalize a small matrix in place of a large one.
+
+    M ← M + u;   R the largest rows of M;   u ← tfm(R), zero elsewhere;   these of M ← error · R
+
+    From n rows, the rule uses the max(1, ⌈share · n⌉) rows with the largest sums of absolute
+    values. It compares the rows of the whole matrix, also if the matrix is sharded. The other rows
+    keep their momentum and grow until they are used.
 
     Args:
-        share: The share of the rows that is taken.
-        tfm: What is made of them, as one small matrix: a rule about matrices without state, as
-            `Orthogonalize` or `ClipSpectral`.
-        error: How much of the rows that were taken stays.
-        lines: "shorter" takes columns of matrices with more rows than columns, as Dion2; "rows"
-            always takes rows, as Dion3, behind which `NeuronNorm` stands.
-        stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
-            Tensors of more dims are one matrix (first, rest), or an error with True.
-        blocks: The rows of fused matrices, of each of which a share is taken, as in
-            `Orthogonalize`.
+        share: The share of the rows that is used in a step.
+        tfm: The rule that receives these rows as one small matrix: a rule about matrices without
+            state, such as `Orthogonalize` or `ClipSpectral`.
+        error: The share of the momentum that the used rows keep. Default: 0.95.
+        lines: "shorter" uses columns of a matrix that has more rows than columns, as Dion2 does.
+            "rows" always uses rows, as Dion3 does before `NeuronNorm`. Default: "shorter".
+        stacks: The meaning of a tensor with three dims: True for a stack of matrices, False for one
+            matrix of shape (first, rest). With None such a tensor raises an error. A tensor with
+            more dims is one matrix of shape (first, rest); with True it raises an error.
+            Default: None.
+        blocks: The row blocks of fused matrices, as in `Orthogonalize`. The share applies to each
+            block. Default: None, no blocks.
 
     Example:
         >>> import torch
@@ -54,7 +60,8 @@ class Rows(TensorwiseTransform):
     stacks: bool | None = None
     blocks: Blocks = None
 
-    batched, impure = True, PRODUCTS
+    batched = True
+    impure = PRODUCTS
 
     @property
     def leaves(self) -> Literal["update", "gradient", "own", "ones", "set"]:  # type: ignore[override]
@@ -64,10 +71,15 @@ class Rows(TensorwiseTransform):
         super().check()
         check_blocks(self)
         tfm: Any = self.tfm
-        fits = isinstance(tfm, TensorwiseTransform) and tfm.target == "update"
-        fits = fits and type(tfm).init is Transform.init and not tfm.per_group()
-        fits = fits and not (tfm.keeps_matrices or {"param", "grads"} & {*tfm.reads})
-        if not fits or getattr(tfm, "blocks", None):
+        if (
+            not isinstance(tfm, TensorwiseTransform)
+            or tfm.target != "update"
+            or type(tfm).init is not Transform.init
+            or tfm.per_group()
+            or tfm.keeps_matrices
+            or {"param", "grads"} & {*tfm.reads}
+            or getattr(tfm, "blocks", None)
+        ):
             raise TypeError(
                 "Rows: tfm must be a rule that makes a matrix of a matrix, without state, blocks "
                 f"and target of its own, as Orthogonalize(), got {tfm!r}"
@@ -84,34 +96,38 @@ class Rows(TensorwiseTransform):
         return {"momentum": state["momentum"] + u}
 
     def update_tensor(self, u: Tensor, state: MatrixState, group: Group) -> Tensor:
-        momentum, dim = state["momentum"], self._dim(*u.shape[-2:])
+        momentum = state["momentum"]
+        dim = self._dim(*u.shape[-2:])
         sums = momentum.abs().sum(-3 - dim)
         chosen = sums.topk(self._count(sums.shape[-1]), sorted=False).indices.unsqueeze(-3 - dim)
         shape = list(u.shape)
         shape[dim] = chosen.shape[dim]
-        where = chosen.expand(shape)
-        taken, fine = momentum.gather(dim, where), u.isfinite().all(-1).all(-1)[..., None, None]
-        momentum.scatter_(dim, where, torch.where(fine, taken * group["error"], taken))
-        out = torch.zeros_like(u).scatter_(dim, where, self._made(taken, group))
-        return torch.where(fine, out, math.nan)
+        index = chosen.expand(shape)
+        largest = momentum.gather(dim, index)
+        finite = u.isfinite().all(-1).all(-1)[..., None, None]
+        momentum.scatter_(dim, index, torch.where(finite, largest * group["error"], largest))
+        result = torch.zeros_like(u).scatter_(dim, index, self._transformed(largest, group))
+        return torch.where(finite, result, math.nan)
 
-    def _made(self, taken: Tensor, group: Group) -> Tensor:
-        """What the transform inside makes of each small matrix."""
-        small = list(taken.unbind()) if taken.dim() > 2 else [taken]
+    def _transformed(self, lines: Tensor, group: Group) -> Tensor:
+        """Return the result of the transform inside for each small matrix."""
+        matrices = list(lines.unbind()) if lines.dim() > 2 else [lines]
         live = group[self.tfm.name or type(self.tfm).__name__]
-        made = self.tfm.update(TensorList(small, owned=True), {}, live)
-        return torch.stack(list(made)) if taken.dim() > 2 else made.tensors[0]
+        results = self.tfm.update(TensorList(matrices, owned=True), {}, live)
+        return torch.stack(list(results)) if lines.dim() > 2 else results.tensors[0]
 
     def operations(self, param: Tensor) -> float:
         assert isinstance(self.tfm, TensorwiseTransform)
         count, rows, columns = matrix_shape(self, param, self.stacks)
-        dim, shape = self._dim(rows, columns), [rows, columns]
+        dim = self._dim(rows, columns)
+        shape = [rows, columns]
         shape[dim] = self._count(shape[dim])
         return count * self.tfm.operations(torch.empty(shape, device="meta"))
 
     def _dim(self, rows: int, columns: int) -> int:
-        """The dim that lines are taken along: -2 for rows, -1 for columns."""
+        """Return the dim along which lines are chosen: -2 for rows, -1 for columns."""
         return -1 if self.lines == "shorter" and rows > columns else -2
 
     def _count(self, lines: int) -> int:
+        """Return how many lines are used in a step."""
         return max(1, math.ceil(self.share * lines))

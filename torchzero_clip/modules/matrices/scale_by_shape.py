@@ -1,4 +1,4 @@
-"""ScaleByShape: the size of a step by the shape of its matrix."""
+"""ScaleByShape: a rule that scales an update by the shape of its matrix."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ from torchzero_clip.modules.matrices.batches import check_shape, row_dims
 
 
 class ScaleByShape(Transform):
-    """u ← factor · √(rows / columns) · u, or factor / columns · u
+    """ScaleByShape scales the update of a matrix by a factor that depends on its shape.
 
-    After `Orthogonalize` it makes the norm that a matrix has as a map between vectors of mean
-    square one the same whatever its shape, so that a learning rate serves wider models as well.
+    Put it after `Orthogonalize`: the learning rate of a small model then also works for wider
+    models. With "sqrt_ratio", updates of all shapes have the same operator norm between vectors
+    with mean square one.
+
+    u ← factor · √(rows / columns) · u, or factor / columns · u
 
     Args:
-        factor: Any number.
-        by: "sqrt_ratio" is √(rows / columns), "inverse_columns" is 1 / columns.
-        stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
-            Tensors of more dims are one matrix (first, rest), or an error with True.
+        factor: A constant factor, any number. Default: 1.0.
+        by: The factor of the shape: "sqrt_ratio" is √(rows / columns), "inverse_columns" is
+            1 / columns. Default: "sqrt_ratio".
+        stacks: The meaning of a tensor with three dims: True for a stack of matrices, False for one
+            matrix of shape (first, rest). With None such a tensor raises an error. A tensor with
+            more dims is one matrix of shape (first, rest); with True it raises an error.
+            Default: None.
 
     Example:
         >>> import torch
@@ -56,9 +62,10 @@ class ScaleByShape(Transform):
         return u.mul_(group["factors"] * group["factor"])
 
     def _factor(self, param: Any) -> float:
-        """What the shape makes of the factor."""
+        """Return the factor of the shape of a parameter."""
         check_shape(self, param, self.stacks)
         along = row_dims(param, self.stacks)
-        rows, columns = param.shape[along[0] - 1], math.prod([param.shape[d] for d in along])
-        size = 1 / max(columns, 1)
-        return math.sqrt(rows * size) if self.by == "sqrt_ratio" else size
+        rows = param.shape[along[0] - 1]
+        columns = math.prod([param.shape[d] for d in along])
+        inverse_columns = 1 / max(columns, 1)
+        return math.sqrt(rows * inverse_columns) if self.by == "sqrt_ratio" else inverse_columns

@@ -1,4 +1,4 @@
-"""Shampoo: an average of the update, whitened from both sides."""
+"""Shampoo: momentum that is whitened from both sides."""
 
 from __future__ import annotations
 
@@ -27,25 +27,32 @@ from torchzero_clip.modules.matrices.eigenbases import (
 
 
 class Shampoo(TensorwiseTransform):
-    """L ← β₂ L + (1 - β₂) u uᵀ;   R ← β₂ R + (1 - β₂) uᵀ u;   u ← L⁻ᵖ m R⁻ᵖ
+    """Shampoo: momentum that is whitened by roots of the averages u uᵀ and uᵀ u of a matrix.
 
-    m is an average of u as in `Adam`, and L⁻ᵖ is Q (λ + eps)⁻ᵖ Qᵀ with the eigenvectors Q and
-    eigenvalues λ of L / (1 - β₂ᵗ). The first eigenvectors are exact; every few steps bring them
-    nearer to those of then, by one power iteration and its QR decomposition. Its authors take the
-    size of a step from Adam: `Graft(Adam(betas), Shampoo(betas))` (tested against
-    facebookresearch/optimizers).
+    Use it in `Graft`, as its authors do, so that the size of a step comes from Adam:
+    `Graft(Adam(betas), Shampoo(betas))` (tested against facebookresearch/optimizers).
+
+    L ← β₂ L + (1 - β₂) u uᵀ;   R ← β₂ R + (1 - β₂) uᵀ u;   u ← L⁻ᵖ m R⁻ᵖ
+
+    Here m is the average of u, as in `Adam`. L⁻ᵖ is Q (λ + eps)⁻ᵖ Qᵀ, where Q are the eigenvectors
+    and λ the eigenvalues of L / (1 - β₂ᵗ), and t is the step number. The first eigenvectors are
+    exact. Every few steps, one power iteration and a QR decomposition refine them.
 
     Args:
-        betas: How much of m, and of L and R, stays.
-        eps: Added to the eigenvalues.
-        exponent: p, of each side.
-        every: Steps from one renewal of the eigenvectors to the next.
-        max_dim: A side that is longer is left as it is.
-        stagger: Whether parameters take turns to be renewed, so that all steps are as long.
-        stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
-            Tensors of more dims are one matrix (first, rest), or an error with True.
-        blocks: The rows of fused matrices, each block with statistics of its own, as in
-            `Orthogonalize`.
+        betas: The share of m, and the share of L and R, that is kept per step.
+            Default: (0.9, 0.999).
+        eps: A small number that is added to the eigenvalues. Default: 1e-12.
+        exponent: p, the exponent of each side. Default: 0.25.
+        every: The number of steps between two renewals of the eigenvectors. Default: 10.
+        max_dim: The longest side that is whitened. Default: 10000.
+        stagger: If True, parameters are renewed in different steps, so that all steps take equally
+            long. Default: False.
+        stacks: The meaning of a tensor with three dims: True for a stack of matrices, False for one
+            matrix of shape (first, rest). With None such a tensor raises an error. A tensor with
+            more dims is one matrix of shape (first, rest); with True it raises an error.
+            Default: None.
+        blocks: The row blocks of fused matrices, as in `Orthogonalize`. Each block has its own
+            averages. Default: None, no blocks.
 
     Example:
         >>> import torch
@@ -77,32 +84,34 @@ class Shampoo(TensorwiseTransform):
         check_blocks(self)
 
     def init_matrix(self, rows: int, columns: int) -> MatrixState:
-        made = {"step": torch.zeros(1), "exp_avg": torch.zeros(rows, columns)}
+        state = {"step": torch.zeros(1), "exp_avg": torch.zeros(rows, columns)}
         for side, n in sides_up_to(self, rows, columns).items():
-            made |= {
-                side: torch.zeros(n, n),
-                f"{side}_basis": torch.eye(n),
-                f"{side}_values": torch.ones(n),
-            }
-        return made
+            state[side] = torch.zeros(n, n)
+            state[f"{side}_basis"] = torch.eye(n)
+            state[f"{side}_values"] = torch.ones(n)
+        return state
 
     def observe_matrix(self, u: Tensor, state: MatrixState, group: Group) -> MatrixState:
         beta1, beta2 = group["betas"]
-        averaged = average(state["exp_avg"], u.clone(), 1 - beta1)
-        made = {"step": state["step"] + 1, "exp_avg": averaged}
+        m = average(state["exp_avg"], u.clone(), 1 - beta1)
+        new = {"step": state["step"] + 1, "exp_avg": m}
         for side in [side for side in SIDES if side in state]:
             rows = u if side == "left" else u.mT
-            made[side] = average(state[side], gram(rows), 1 - beta2)
-        return made
+            new[side] = average(state[side], gram(rows), 1 - beta2)
+        return new
 
     def refresh_matrix(self, state: MatrixState, group: Group) -> MatrixState:
         weight = 1 - group["betas"][1] ** state["step"]
-        made: MatrixState = {}
+        new: MatrixState = {}
         for side in [side for side in SIDES if side in state]:
-            matrix, old = state[side] / weight.unsqueeze(-1), state[f"{side}_basis"]
-            basis = eigenvectors(matrix) if group["first"] else sorted_after(matrix, old)
-            made |= {f"{side}_basis": basis, f"{side}_values": eigenvalues(matrix, basis)}
-        return made
+            matrix = state[side] / weight.unsqueeze(-1)
+            if group["first"]:
+                basis = eigenvectors(matrix)
+            else:
+                basis = sorted_after(matrix, state[f"{side}_basis"])
+            new[f"{side}_basis"] = basis
+            new[f"{side}_values"] = eigenvalues(matrix, basis)
+        return new
 
     def update_tensor(self, u: Tensor, state: MatrixState, group: Group) -> Tensor:
         weight = 1 - group["betas"][0] ** state["step"]

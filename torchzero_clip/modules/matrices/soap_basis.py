@@ -1,4 +1,4 @@
-"""SOAPBasis: the eigenvectors of both averages u uᵀ and uᵀ u of a matrix."""
+"""SOAPBasis: the eigenvectors of the averages u uᵀ and uᵀ u of a matrix."""
 
 from __future__ import annotations
 
@@ -26,26 +26,33 @@ from torchzero_clip.modules.matrices.eigenbases import (
 
 
 class SOAPBasis(TensorwiseTransform):
-    """L ← β L + (1 - β) u uᵀ;   R ← β R + (1 - β) uᵀ u;   Qₗ, Qᵣ their eigenvectors, nearly
+    """The bases of SOAP: eigenvectors of the averages u uᵀ and uᵀ u of a matrix.
 
-    It stands in `InBasis`; by itself it leaves u as it is. The first bases are exact. After that
-    every few steps bring them nearer, by one power iteration, L Qₗ, and its QR decomposition, with
-    columns in the order of their eigenvalues.
+    Use it as the first link in `InBasis`. Outside of `InBasis` it does not change u.
+
+    L ← β L + (1 - β) u uᵀ;   R ← β R + (1 - β) uᵀ u;   Qₗ, Qᵣ their eigenvectors, nearly
+
+    The first bases are exact. Every few steps, one power iteration, L Qₗ, and its QR decomposition
+    refine them. The columns are sorted by their eigenvalues.
 
     Args:
-        beta: How much of the averages stays; None as the second of `betas` of the nearest link that
-            has some, as the `Adam` behind it.
-        every: Steps from one renewal of the bases to the next.
-        first: "skip" as the authors' code: the first gradient of a parameter only makes the bases,
-            and bases are renewed after the step. "step" as NVIDIA's: the first gradient is used,
-            and bases are renewed before the step. "use" as in modded-nanogpt: the first gradient
-            makes the bases and is used, and they are renewed after each `every`-th step, columns
-            in place.
-        max_dim: A side that is longer has no basis, and stays as it is.
-        stagger: Whether parameters take turns to be renewed, so that all steps are as long.
-        stacks: Whether tensors of three dims are a stack of matrices (True) or (first, rest).
-            Tensors of more dims are one matrix (first, rest), or an error with True.
-        blocks: The rows of fused matrices, each block with bases of its own, as in `Orthogonalize`.
+        beta: The share of the averages that is kept per step. None uses the second of `betas` of
+            the nearest link that has `betas`, such as the `Adam` after it. Default: 0.95.
+        every: The number of steps between two renewals of the bases. Default: 10.
+        first: The use of the first gradient of a parameter. With "skip", as in the authors' code,
+            it only makes the bases, and bases are renewed after a step. With "step", as in NVIDIA's
+            code, it updates the parameter, and bases are renewed before a step. With "use", as in
+            modded-nanogpt, it makes the bases and updates the parameter; bases are renewed after
+            each `every`-th step, and columns keep their places. Default: "skip".
+        max_dim: The longest side that has a basis. A longer side is not rotated. Default: 10000.
+        stagger: If True, parameters are renewed in different steps, so that all steps take equally
+            long. Default: False.
+        stacks: The meaning of a tensor with three dims: True for a stack of matrices, False for one
+            matrix of shape (first, rest). With None such a tensor raises an error. A tensor with
+            more dims is one matrix of shape (first, rest); with True it raises an error.
+            Default: None.
+        blocks: The row blocks of fused matrices, as in `Orthogonalize`. Each block has its own
+            bases. Default: None, no blocks.
 
     Example:
         >>> import torch
@@ -79,21 +86,25 @@ class SOAPBasis(TensorwiseTransform):
         return super().is_due(step + (self.first == "use"))
 
     def init_matrix(self, rows: int, columns: int) -> MatrixState:
-        made: MatrixState = {}
+        state: MatrixState = {}
         for side, n in sides_up_to(self, rows, columns).items():
-            made |= {side: torch.zeros(n, n), f"{side}_basis": torch.eye(n)}
-        return made
+            state[side] = torch.zeros(n, n)
+            state[f"{side}_basis"] = torch.eye(n)
+        return state
 
     def observe_matrix(self, u: Tensor, state: MatrixState, group: Group) -> MatrixState:
-        new = {"left": lambda: gram(u), "right": lambda: gram(u.mT)}
         rate = 1 - group["beta"]
-        return {x: average(state[x], new[x](), rate) for x in SIDES if x in state}
+        new: MatrixState = {}
+        for side in [side for side in SIDES if side in state]:
+            rows = u if side == "left" else u.mT
+            new[side] = average(state[side], gram(rows), rate)
+        return new
 
     def refresh_matrix(self, state: MatrixState, group: Group) -> MatrixState:
         return self.refreshed(state, group)[0]
 
     def refreshed(self, state: MatrixState, group: Group) -> tuple[MatrixState, dict[int, Tensor]]:
-        """New bases, and for each dim the order in which second moments follow."""
+        """Return the new bases, and for each dim the order in which second moments follow."""
         bases: MatrixState = {}
         orders: dict[int, Tensor] = {}
         for side, dim in SIDES.items():

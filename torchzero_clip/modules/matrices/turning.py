@@ -1,4 +1,4 @@
-"""Turning: updates that go into the bases of their matrices, which learn from them."""
+"""Rotation of updates into the bases of their matrices, and learning of the bases from them."""
 
 from __future__ import annotations
 
@@ -14,62 +14,65 @@ from torchzero_clip.core.stacks import Stack
 from torchzero_clip.modules.matrices.eigenbases import into
 from torchzero_clip.modules.matrices.renewal import renew
 
-PASSED = 2  # in place of 1 for a parameter that has begun: the links inside have seen it, too
+PASSED = 2  # replaces 1, the mark of a parameter that has started, once the links inside had it
 
 
 def mark_passed(bucket: Bucket) -> None:
-    """Note that the links inside have seen the parameters of a bucket."""
+    """Record that the links inside have received the parameters of a bucket."""
     for state in bucket.param_states:
         state[f"{bucket.bound.path}/{BEGUN}"] = PASSED
 
 
 def has_passed(state: Mapping[str, Any]) -> bool:
-    """Whether the links inside have seen a parameter, by its state under the link's name."""
+    """Return whether the links inside have received a parameter, by its state under this link."""
     return state.get(BEGUN) == PASSED
 
 
 def begin(buckets: list[Bucket], basis: Link, now: int, taken: list[Tensor]) -> list[Bucket]:
-    """Make bases of first gradients; returns the buckets of what has begun before."""
+    """Make bases from first gradients, and return the buckets of all other parameters."""
     key = f"{buckets[0].bound.path}/{BEGUN}"
     for bucket in buckets:
         new = [i for i, state in enumerate(bucket.param_states) if not state.get(key)]
         if new:
-            some = bucket.select(new)
-            matrices = Matrices(some.seen_by(basis), now)
-            learn(some, matrices, matrices.where)
-            renew(some, matrices, [], matrices.where)
+            new_part = bucket.select(new)
+            matrices = Matrices(new_part.seen_by(basis), now)
+            learn(new_part, matrices, matrices.where)
+            renew(new_part, matrices, [], matrices.where)
             matrices.begin()
             taken += matrices.taken
     return begun(buckets)
 
 
 def enter(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> TensorList:
-    """The update in the bases, which learn from it."""
-    basis, group = matrices.rule, matrices.bucket.group
-    every = basis.first == "step" and any([matrices.due(i) for i in matrices.where])
-    new = matrices.begins if basis.first == "use" else lambda i: every
-    before = [i for i in matrices.where if new(i)]
-    if before:
-        learn(bucket, matrices, before)
-        renew(bucket, matrices, inner, before)
-    knowing = set(before)
+    """Return the update in the bases, after the bases have learned from it."""
+    basis = matrices.rule
+    learn_first: list[int] = []
+    if basis.first == "use":
+        learn_first = [i for i in matrices.where if matrices.begins(i)]
+    elif basis.first == "step" and any([matrices.due(i) for i in matrices.where]):
+        learn_first = list(matrices.where)
+    if learn_first:
+        learn(bucket, matrices, learn_first)
+        renew(bucket, matrices, inner, learn_first)
+    have_learned = set(learn_first)
 
-    def turned(batch: Stack, pieces: list[Tensor]) -> Tensor:
-        made: Tensor = into(pieces[0], batch.state)
-        if batch.places[0][0] not in knowing:  # all of a batch begin, or none
-            known = {**group, "turned": made}
-            matrices.keep(batch, basis.observe_matrix(pieces[0], batch.state, known))
-        return made
+    def rotated(batch: Stack, pieces: list[Tensor]) -> Tensor:
+        result: Tensor = into(pieces[0], batch.state)
+        # the first matrix decides for its batch, because a batch starts as a whole or not at all
+        if batch.places[0][0] not in have_learned:
+            group = {**matrices.bucket.group, "rotated": result}
+            matrices.keep(batch, basis.observe_matrix(pieces[0], batch.state, group))
+        return result
 
-    return TensorList(matrices.over([bucket.u.tensors], turned))
+    return TensorList(matrices.over([bucket.u.tensors], rotated))
 
 
-def learn(bucket: Bucket, matrices: Matrices, some: Sequence[int]) -> None:
-    """Let the bases of some parameters see an update that stays as it is."""
+def learn(bucket: Bucket, matrices: Matrices, indices: Sequence[int]) -> None:
+    """Let the bases of some parameters learn from an update, which does not change."""
     group = matrices.bucket.group
 
-    def see(batch: Stack, pieces: list[Tensor]) -> Tensor:
+    def observe(batch: Stack, pieces: list[Tensor]) -> Tensor:
         matrices.keep(batch, matrices.rule.observe_matrix(pieces[0], batch.state, group))
         return pieces[0]
 
-    matrices.over([bucket.u.tensors], see, some)
+    matrices.over([bucket.u.tensors], observe, indices)
