@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchzero_clip.core.argument_values import is_row
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.user_warnings import warn
-from torchzero_clip.optimizer import Modular
+from torchzero_clip.optimizer.chain_runner import ChainRunner
 from torchzero_clip.optimizer.keys import WELL_KNOWN, nearest
 
 Function = Callable[[int], Any]
@@ -99,7 +99,7 @@ class Schedule:
                 f"schedule: scheduler must make a scheduler, it gave {self._scheduler!r}"
             )
         self._write([group["lr"] for group in self._stand_in.param_groups])
-        if isinstance(optimizer, Modular):
+        if isinstance(optimizer, ChainRunner):
             optimizer._scheduled.add(self.key)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
@@ -159,7 +159,7 @@ class Schedule:
                 entries = list(held)
                 entries[self.index] = value
                 group[self.key] = type(held)(entries)
-            if isinstance(self.optimizer, Modular):
+            if isinstance(self.optimizer, ChainRunner):
                 _check(self.optimizer, group, self.key)
 
     def _check_place(self, held: Any) -> None:
@@ -254,7 +254,7 @@ class _Values:
 
 def _key_in_use(optimizer: Optimizer, key: str) -> str:
     """The key that the groups have for a name, or a sentence that says what there is."""
-    names = optimizer.keys if isinstance(optimizer, Modular) else None
+    names = optimizer.keys if isinstance(optimizer, ChainRunner) else None
     if names is not None:
         key = names.aliases.get(key, key)
     keys = [k for k in optimizer.param_groups[0] if k not in RESERVED]
@@ -270,7 +270,7 @@ def _key_in_use(optimizer: Optimizer, key: str) -> str:
     raise ValueError(f"schedule: the groups have no key {key!r}: {hint}")
 
 
-def _check(optimizer: Modular, group: dict[str, Any], key: str) -> None:
+def _check(optimizer: ChainRunner, group: dict[str, Any], key: str) -> None:
     """Raise the sentence of the link that owns the key if it cannot have such a value."""
     for link in optimizer.keys.links:
         if key in link.keys.values():

@@ -1,4 +1,4 @@
-"""An engine for parameters that come one at a time."""
+"""OneAtATime: an engine for parameters that step one at a time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 from torchzero_clip.core import Step
 from torchzero_clip.core.engine import Cover, Engine, Records, Session, Through
 
-ANEW = (
+WHY_NOT_REPLAYED = (
     "gradients are released: autograd chooses which parameter steps next, each by its own kernels"
 )
 
 
 class OneAtATime:
-    """An engine for one tensor at a time: the next takes over the memory that is kept for it."""
+    """An engine for one tensor at a time. The next tensor uses the same memory again."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -59,4 +59,4 @@ class OneAtATime:
         self.engine.capture(devices)
 
     def says(self, besides: Sequence[str]) -> list[str]:
-        return self.engine.says([*besides, ANEW])
+        return self.engine.says([*besides, WHY_NOT_REPLAYED])
