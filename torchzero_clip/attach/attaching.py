@@ -27,8 +27,8 @@ def attach(
 
     With a closure, the transforms run after every evaluation of the closure. Under GradScaler, they
     receive unscaled gradients, and they do not run in a step that GradScaler skips. A copy of the
-    optimizer (`copy.deepcopy` or `pickle`) has no transforms, because torch does not copy hooks. A
-    warning says so.
+    optimizer (`copy.deepcopy` or `pickle`) has no transforms, because torch does not copy hooks, and
+    a warning reports it.
 
     Args:
         optimizer: Any torch optimizer except SparseAdam.

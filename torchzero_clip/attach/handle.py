@@ -119,7 +119,7 @@ class Attached(Clipper):
         """Describe the chain and its plan, as `Clipper.explain` does.
 
         The text also reports hyperparameters of the chain that were set in the groups of the
-        optimizer, where the chain does not read them.
+        optimizer. The chain reads them only in `handle.param_groups`.
         """
         optimizer = self._optimizer()
         groups = [] if optimizer is None else optimizer.param_groups

@@ -212,7 +212,7 @@ def averaged(optimizer: Any, name: str | None, model: Module | None) -> Iterator
 
 
 def warn_of_gathered(method: str, optimizer: Any, model: Module | None) -> None:
-    """Warn that FSDP2 may keep gathered weights that nobody releases, unless a model is given."""
+    """Warn that FSDP2 may keep gathered weights, unless a model is given."""
     layouts = [layout for p in params_of(optimizer) if (layout := layout_of(p)) is not None]
     if model is None and any([layout.split for layout in layouts]) and _uses_fsdp2():
         warn(

@@ -44,12 +44,12 @@ def parameters(optimizer: ChainRunner) -> list[str]:
     for g, name, p in _named(optimizer):
         group = optimizer.param_groups[g]
         links = list(links_for(optimizer.links, name, p))
-        rates = _values(links, "lr", group)
+        lr = _values(links, "lr", group)
         decays = _values(links, "weight_decay", group)
         labels = ", ".join(map(_label, links)) or "none: it stays as it is"
         others = [str(group[x]) for one in links for k, x in one.keys.items() if k != "lr"]
         row = NUMBER.sub("*", name), str(tuple(p.shape)), decays, labels, tuple(others)
-        rows.setdefault(row, []).append((name, (g,), rates))
+        rows.setdefault(row, []).append((name, (g,), lr))
     table = [("parameter", "shape", "group", "lr", "weight_decay", "links")]
     for (pattern, shape, decays, labels, _), members in rows.items():
         names, groups, rates = zip(*members, strict=True)

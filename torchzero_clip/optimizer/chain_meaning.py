@@ -1,4 +1,4 @@
-"""What a chain means: where its learning rate acts, what its norms cover, what nothing reads."""
+"""The meaning of a chain: the size of its updates, the scope of its norms, unread settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SET_ELSEWHERE = {
 
 @dataclass
 class Flow:
-    """What is known of the update at a place of the chain.
+    """The known properties of the update at one place of the chain.
 
     Args:
         factors: The factors, such as learning rates, that still scale the update: no link after
@@ -51,7 +51,8 @@ class Flow:
     def send(self, links: Sequence[Link], inside: bool = False) -> Flow:
         """Follow the update through links, and return what is known after the last link."""
         for link in [link for link in links if link.transforms]:
-            kind, tfm = link.transform.inner, link.transform
+            tfm = link.transform
+            kind = tfm.inner
             if kind == "chain" and tfm.asks:
                 self._mask(link)
             elif kind == "chain":
@@ -122,7 +123,7 @@ def _looks_like_a_rate(factor: Any) -> bool:
 
 
 def sentences(optimizer: ChainRunner) -> Iterator[str]:
-    """Yield what `explain()` reports besides the warnings at construction."""
+    """Yield everything that `explain()` reports in addition to the warnings at construction."""
     yield from _empty_masks(optimizer)
     yield from norm_groups.sentences(optimizer.param_groups)
     for key in optimizer.keys.defaults.keys() & vars(optimizer).keys():
@@ -170,7 +171,8 @@ def _norms(
     groups: Sequence[Mapping[str, Any]], link: Link, unit_entries: Link | None
 ) -> Iterator[str]:
     """Yield how many norms a rule has, and how large they are after entries near 1."""
-    rule, key = link.transform, link.keys.get("max_norm")
+    rule = link.transform
+    key = link.keys.get("max_norm")
     if key is None or measure(rule.ord) != NAMED["l2"]:
         return
     sizes = [[p.numel() for p in group["params"]] for group in groups]

@@ -144,7 +144,7 @@ class ChainRunner(Optimizer):
         """Give a skipped step that ended early the counts, the state and the metrics that it lacks.
 
         An engine that keeps the flag on the device computes the whole step and discards it, so it
-        has all three. State begins at its first values, and metrics that nobody measured are NaN.
+        has all three. State begins at its first values, and metrics that were not measured are NaN.
         """
         pass_over(self.links, step)
         with step.unmeasured() as rest:
@@ -242,10 +242,14 @@ class ChainRunner(Optimizer):
     def metrics(self) -> dict[str, Tensor]:
         """Return the measurements of the last step, under names such as "ClipNorm/norm".
 
-        Each norm rule has four: "norm" is the norm before the rule, "limit" is the largest norm
-        that it allows, "factor" is the number that it multiplied by, and "clipped" is whether the
-        norm was above the limit. Each value is a 0-dim tensor, or a vector with one element per
-        unit.
+        Each norm rule has four measurements:
+
+        - "norm": the norm before the rule;
+        - "limit": the largest norm that the rule allows;
+        - "factor": the number that the rule multiplied by;
+        - "clipped": whether the norm was above the limit.
+
+        Each value is a 0-dim tensor, or a vector with one element per unit.
 
         The tensors stay on the device. Nothing is computed before this method is called, and it
         does not synchronize. `to_floats` copies all values to the host in one transfer.

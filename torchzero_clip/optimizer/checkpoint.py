@@ -1,4 +1,4 @@
-"""Checkpoints: what is checked and restored on loading. Saving is torch's own `state_dict`."""
+"""Checkpoints: checks on loading, and restoring state. Saving is torch's own `state_dict`."""
 
 from __future__ import annotations
 

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from torchzero_clip.optimizer.chain_runner import ChainRunner
 
 DECAY_PER_STEP = 1e-3
-"""The smallest share of every weight that nobody wants a decay to subtract in each step."""
+"""If a decay subtracts this share of every weight in each step, or more, it is a mistake."""
 
 
 class Remark(NamedTuple):
     """Something that a chain does and its user may not expect.
 
     Attributes:
-        message: What the chain does, for `explain()`.
-        remedy: What to do about it. A remark with a remedy is also a warning at construction.
+        message: A sentence about the chain, for `explain()`.
+        remedy: A way to change it. A remark with a remedy is also a warning at construction.
     """
 
     message: str
@@ -90,7 +90,7 @@ def _no_rate(optimizer: ChainRunner) -> Iterator[Remark]:
 
 @dataclass
 class Before:
-    """What a link finds before it in the chain.
+    """The links before a link that decide its meaning.
 
     Attributes:
         rate: The link with the learning rate.
@@ -171,7 +171,7 @@ def _misplaced_direction(link: Link, before: Before) -> Iterator[Remark]:
         )
     if before.direction is not None and before.direction.transform.leaves == "ones":
         yield Remark(f"{path} after {before.direction.path} sees its updates, not the gradient")
-    betas = getattr(link.transform, "betas", ())
+    betas: tuple[Any, ...] = getattr(link.transform, "betas", ())
     if len(betas) >= 2 and not isinstance(betas[0], Tensor) and betas[0] > betas[1]:
         yield Remark(
             f"{path} averages over more steps with the first of betas={betas} than with the "
@@ -311,7 +311,7 @@ def _slow_state(optimizer: ChainRunner) -> Iterator[Remark]:
 
 
 WARNED: set[str] = set()
-"""What this process has warned of, because these warnings come once per process."""
+"""The warnings of this process that come once per process."""
 
 
 def warn_of_lost_updates(optimizer: ChainRunner) -> None:

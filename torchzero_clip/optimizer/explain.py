@@ -107,7 +107,8 @@ class Traffic(TorchDispatchMode):
             how = "nothing is left to do"
         else:
             how = f"measures: {operators}" if operators else "nothing yet: it joins a later pass"
-        read, written = self.read / numbers, self.written / numbers
+        read = self.read / numbers
+        written = self.written / numbers
         return f"{self.label:{width}}  {read:5.3g}  {written:6.3g}   {how}"
 
 

@@ -23,7 +23,7 @@ class Bound(NamedTuple):
         power: The p of a p-norm, infinity for the largest entry, NaN for the root mean square.
         scope: The scope of the norm, or the dims of slices.
         limit: The bound.
-        exact: Whether the link sets norms. Then nobody wants a looser limit after it.
+        exact: Whether the link sets norms, so that a looser limit after it has no effect.
     """
 
     link: Link

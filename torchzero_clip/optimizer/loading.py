@@ -28,7 +28,8 @@ def loading(optimizer: Any, state_dict: Any, keep: Sequence[str]) -> Iterator[No
         check_form(state_dict, optimizer.param_groups)
 
     def check(_: Optimizer, own_copy: dict[str, Any]) -> dict[str, Any]:
-        groups, keys = optimizer.param_groups, optimizer.keys
+        groups = optimizer.param_groups
+        keys = optimizer.keys
         checkpoint = Checkpoint(own_copy, groups, keys, optimizer.layout)
         keep_own_values(checkpoint.groups, groups, keys, keep)
         checkpoint.check(repr(optimizer.chain))
@@ -90,7 +91,8 @@ def warn_of_values(
         keys.tidy(loaded, later=True)
         for key in keys.defaults.keys() - scheduled - changes.keys():
             if not _is_same_setting(key, loaded, here):
-                new, old = _readable(loaded[key]), _readable(here[key])
+                new = _readable(loaded[key])
+                old = _readable(here[key])
                 change = f"{key}: the checkpoint's {new} is taken, {old} was given"
                 changes[key] = f"group {g}: {change}" if g else change
     names = [key for key in keys.defaults if key in changes]
@@ -114,7 +116,8 @@ def _is_same_setting(key: str, theirs: Mapping[str, Any], here: Mapping[str, Any
 
 def _is_equal(a: Any, b: Any) -> bool:
     """Return whether two hyperparameters are equal, up to the precision of float32."""
-    a, b = _readable(a), _readable(b)
+    a = _readable(a)
+    b = _readable(b)
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
         return len(a) == len(b) and all(map(_is_equal, a, b))
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):

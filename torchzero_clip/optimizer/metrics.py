@@ -64,7 +64,8 @@ def units_of(records: Mapping[str, Any]) -> dict[str, UnitIds]:
 
 def _of_units(record: UnitRecord) -> list[Tensor]:
     """Return the limits and the ratios of the units, or of the groups if they share one norm."""
-    units, norm = record.division, record.norm
+    units = record.division
+    norm = record.norm
     limits = [
         x.expand_as(norm) if isinstance(x, Tensor) else torch.full_like(norm, x)
         for x in record.limits

@@ -44,14 +44,16 @@ class Modular(ChainRunner):
             CUDA. Nothing is compiled again if a hyperparameter changes, or if other parameters
             have gradients.
         rounding: How parameters in bfloat16 and float16 are updated. "nearest" loses every update
-            of less than half a ULP. "exact" keeps the float32 weights for parameters in bfloat16.
-            "kahan" and "stochastic" also lose nothing on average. The default is "nearest", with a
+            of less than half a ULP. "exact" keeps float32 weights for parameters in bfloat16.
+            "kahan" carries the lost part of an update over to the next step. "stochastic" rounds up
+            or down at random, and loses nothing on average. The default is "nearest", with a
             warning if there are such parameters.
         state_dtype: "bfloat16" stores state with the shape of a parameter in half the memory, with
             stochastic rounding. Links compute with it in float32. Scalars, such as norms and
             counts, stay in float32. A link can override this option with its own `state_dtype`.
         process_group: The processes that hold other parameters of the same model, such as the
-            stages of a pipeline. Group norms and global norms cover the parameters of all of them.
+            stages of a pipeline. Group norms and global norms cover the parameters of all these
+            processes.
         grad: Where gradients are stored, if not in `.grad`: the name of another attribute of
             parameters, such as "main_grad", or a function that returns the gradient of a parameter.
             The gradients are read and written there. If the attribute is None or missing, `.grad`
@@ -126,10 +128,14 @@ class Modular(ChainRunner):
     def metrics(self) -> dict[str, Tensor]:
         """Return the measurements of the last step, under names such as "ClipNorm/norm".
 
-        Each norm rule has four: "norm" is the norm before the rule, "limit" is the largest norm
-        that it allows, "factor" is the number that it multiplied by, and "clipped" is whether the
-        norm was above the limit. Each value is a 0-dim tensor, or a vector with one element per
-        unit.
+        Each norm rule has four measurements:
+
+        - "norm": the norm before the rule;
+        - "limit": the largest norm that the rule allows;
+        - "factor": the number that the rule multiplied by;
+        - "clipped": whether the norm was above the limit.
+
+        Each value is a 0-dim tensor, or a vector with one element per unit.
 
         If parameters in half precision round to nearest, there is also "rounding/lost". Of the
         elements that a step would have changed in float32, it is the share that did not change.
@@ -260,6 +266,6 @@ class Modular(ChainRunner):
         self._warn_of_lost_updates()
 
     def _warn_of_lost_updates(self) -> None:
-        """Warn if parameters in half precision round to nearest and nobody chose that."""
+        """Warn if parameters in half precision round to nearest by default."""
         if not self._chose_rounding:
             warn_of_lost_updates(self)

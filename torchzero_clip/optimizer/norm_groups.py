@@ -17,7 +17,8 @@ def settings_of(groups: Any) -> tuple[Any, ...]:
 
 def check(group: Mapping[str, Any]) -> None:
     """Raise an error unless the keys of a group have values that rules can read."""
-    clip, named = group.get("clip", True), group.get("norm_group")
+    clip = group.get("clip", True)
+    named = group.get("norm_group")
     if not isinstance(clip, bool):
         raise TypeError(
             f"the group key 'clip' says whether norm rules look at the group, True or False, got "

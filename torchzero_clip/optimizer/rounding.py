@@ -87,7 +87,7 @@ def in_model(owner: str, model: Module, weights: Mapping[Tensor, Tensor]) -> dic
 def tensors_of(owner: str, model: Module, trained: Container[Tensor]) -> dict[str, Tensor]:
     """Return the parameters and buffers of a model, by key.
 
-    Raise an error if none of them is a trained parameter.
+    Raise an error if the model contains no trained parameter.
     """
     tensors = {k: t for k, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
     if not any([t in trained for t in tensors.values()]):

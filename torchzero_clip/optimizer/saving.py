@@ -1,4 +1,4 @@
-"""Saving: what a state dict contains, and whether a checkpoint of the present state is useful."""
+"""Saving: the contents of a state dict, and whether it is worth saving."""
 
 from __future__ import annotations
 

@@ -81,7 +81,8 @@ class StateLayout:
     """The state that the links of a chain and a rounding of parameters may keep."""
 
     def __init__(self, links: Sequence[Link], rounding: str) -> None:
-        self.links, self.rounding = links, rounding
+        self.links = links
+        self.rounding = rounding
         self._companies = _companies(links)
 
     def of_parameter(self, p: Tensor) -> dict[str, Entry]:

@@ -45,7 +45,8 @@ class LastStep:
         for bucket in buckets:
             columns = bucket.u.statistics(measure).unbind(1)
             self.columns.update(zip(bucket.originals, columns, strict=True))
-            u, ratio = bucket.u.to(bucket.state_dtype), bucket.state["divisor"].stack()
+            u = bucket.u.to(bucket.state_dtype)
+            ratio = bucket.state["divisor"].stack()
             bucket.u = bucket.session.divide(u, ratio)
         return buckets
 

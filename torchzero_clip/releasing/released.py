@@ -83,7 +83,7 @@ class Released(Modular):
     _options = {**Modular._options, "limit": "this step"}
     _memory_unit = "the largest parameter's"
     last_backward: bool = True
-    """Whether gradients are complete after the next backward. Set False to sum more of them."""
+    """Whether gradients are complete after the next backward. Set False to sum gradients."""
 
     def __init__(
         self, params: Iterable[Any], *transforms: Transform, limit: str, **options: Any
