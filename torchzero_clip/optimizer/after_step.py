@@ -16,6 +16,7 @@ from torchzero_clip.core.step import Step
 from torchzero_clip.core.tensor_kinds import is_sharded
 from torchzero_clip.core.torch_private import traced
 from torchzero_clip.core.transform import Transform, averages
+from torchzero_clip.optimizer.averages import params_of
 from torchzero_clip.optimizer.chain_runner import ChainRunner
 from torchzero_clip.optimizer.construction_warnings import warn_of_construction
 
@@ -63,8 +64,7 @@ class AfterStep(ChainRunner):
 
     def begin(self) -> None:
         """Create the state of new parameters, because averages begin at weights before a step."""
-        params = [p for group in self.param_groups for p in group["params"]]
-        if any([p.requires_grad and p not in self.state for p in params]):
+        if any([p.requires_grad and p not in self.state for p in params_of(self)]):
             self.init_state()
 
     @torch.no_grad()

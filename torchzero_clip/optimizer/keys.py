@@ -176,7 +176,7 @@ class GroupKeys:
             raise ValueError(f"unknown group key {key!r}: did you mean {near!r}?")
 
     def check_structure(self, tops: Sequence[Link]) -> None:
-        """Raise an error for guards that are not first, and clipped gradients that no link reads."""
+        """Raise an error for guards that are not first, and clipping of gradients that are unread."""
         guards = [link for link in self.links if getattr(link.transform, "place", "") == "first"]
         for link in guards:
             if link not in tops[: len(guards)]:

@@ -14,7 +14,7 @@ from torchzero_clip.core import Chain, Step, Transform
 from torchzero_clip.core.cohort import Roster, label
 from torchzero_clip.core.formats.stochastic import DRAWS, ROUNDS, prepare_draws
 from torchzero_clip.core.step import evaluate
-from torchzero_clip.engines import AT_ONCE, Compiled, Eager
+from torchzero_clip.engines import AT_ONCE, Eager
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.averages import params_of
 from torchzero_clip.releasing.last_step import LastStep, too_far
@@ -104,7 +104,7 @@ class Released(Modular):
     ) -> None:
         super()._build(chain, fused, compile, rounding, state_dtype, grad)
         if compile:
-            self.engine = OneAtATime(Compiled(self.links))
+            self.engine = OneAtATime(self.links)
         else:
             self.engine = Eager(defers=fused, keeps=False)
         self._late = [LastStep(link) for link in too_far(self.links, self.limit)]
