@@ -26,9 +26,10 @@ def attach(
     """Make transforms rewrite `.grad` before each step of any optimizer.
 
     With a closure, the transforms run after every evaluation of the closure. Under GradScaler, they
-    receive unscaled gradients, and they do not run in a step that GradScaler skips. A copy of the
-    optimizer (`copy.deepcopy` or `pickle`) has no transforms, because torch does not copy hooks, and
-    a warning reports it.
+    receive unscaled gradients, and they do not run in a step that GradScaler skips.
+
+    A copy of the optimizer (`copy.deepcopy` or `pickle`) has no transforms, because torch does not
+    copy hooks. A warning reports this.
 
     Args:
         optimizer: Any torch optimizer except SparseAdam.

@@ -142,7 +142,7 @@ class Attached(Clipper):
         In a distributed run all ranks must call it, and all ranks get the same answer.
         """
         optimizer = self._optimizer()
-        return safe_to_save(self, self.keys.links, steps, optimizer.state if optimizer else {})
+        return safe_to_save(self, steps, optimizer.state if optimizer else {})
 
     # ------------------------------------------------------------------ averaged weights
 

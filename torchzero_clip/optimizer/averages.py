@@ -40,7 +40,8 @@ def check_order(links: Sequence[Link], seen: Link | None = None) -> Link | None:
     for link in [link for link in links if link.transforms]:
         tfm = link.transform
         if tfm.inner == "branches":
-            seen = next(filter(None, [check_order([one], seen) for one in link.children]), seen)
+            ends = [check_order([child], seen) for child in link.children]
+            seen = next((end for end in ends if end is not None), seen)
         elif tfm.inner == "chain":
             seen = check_order(link.children, seen)
         else:

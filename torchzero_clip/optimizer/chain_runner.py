@@ -237,7 +237,7 @@ class ChainRunner(Optimizer):
             >>> opt.safe_to_save(steps=10)
             True
         """
-        return safe_to_save(self, self.keys.links, steps, {})
+        return safe_to_save(self, steps, {})
 
     def metrics(self) -> dict[str, Tensor]:
         """Return the measurements of the last step, under names such as "ClipNorm/norm".

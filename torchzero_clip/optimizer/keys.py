@@ -176,7 +176,7 @@ class GroupKeys:
             raise ValueError(f"unknown group key {key!r}: did you mean {near!r}?")
 
     def check_structure(self, tops: Sequence[Link]) -> None:
-        """Raise an error for guards that are not first, and clipping of gradients that are unread."""
+        """Raise an error for guards that are not first, and clipping of unread gradients."""
         guards = [link for link in self.links if getattr(link.transform, "place", "") == "first"]
         for link in guards:
             if link not in tops[: len(guards)]:
@@ -231,10 +231,13 @@ def _owner_for(link: Link, name: str, owners: Sequence[Link]) -> Link:
         near = [other for other in owners if other.path.split("/")[:depth] == start]
         if len(near) == 1:
             return near[0]
+    if owners:
+        paths = [other.path for other in owners]
+        raise ValueError(f"{link.path} reads {name}, which one link may own, got {paths}")
     hint = WELL_KNOWN.get(name, f"a link with {name}")
-    none = f"but no link of this chain owns it: add {hint} to the chain"
-    many = f"which one link may own, got {[other.path for other in owners]}"
-    raise ValueError(f"{link.path} reads {name}, {many if owners else none}")
+    raise ValueError(
+        f"{link.path} reads {name}, but no link of this chain owns it: add {hint} to the chain"
+    )
 
 
 def _follow(

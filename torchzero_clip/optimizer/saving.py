@@ -88,23 +88,20 @@ def has_rate(groups: Sequence[Mapping[str, Any]]) -> bool:
 
 
 @torch.no_grad()
-def safe_to_save(
-    optimizer: Any, links: Sequence[Link], steps: int, more: Mapping[Any, Any]
-) -> bool:
+def safe_to_save(optimizer: Any, steps: int, more: Mapping[Any, Any]) -> bool:
     """Return whether no guard skipped any of the last steps, and weights and state are finite.
 
     The function synchronizes with the device once. All ranks return the same answer.
 
     Args:
         optimizer: The optimizer.
-        links: All of its links.
         steps: The number of steps.
         more: The state of another optimizer, which must be finite too.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise ValueError(f"safe_to_save: steps must be an integer at least 0, got {steps!r}")
-    guards = {f"{link.path}/{SINCE}" for link in links if is_guard(link)}
-    tensors = list(_tensors_to_check(optimizer, links, more, guards))
+    guards = {f"{link.path}/{SINCE}" for link in optimizer.keys.links if is_guard(link)}
+    tensors = list(_tensors_to_check(optimizer, more, guards))
     flags = [x >= steps for key, x in tensors if key in guards]
     numbers = [x for key, x in tensors if key not in guards]
     flags += [torch.isfinite(largest(batch)).all() for batch in _batches_of(numbers)]
@@ -126,14 +123,14 @@ def is_guard(link: Link) -> bool:
 
 
 def _tensors_to_check(
-    optimizer: Any, links: Sequence[Link], more: Mapping[Any, Any], guards: Collection[str]
+    optimizer: Any, more: Mapping[Any, Any], guards: Collection[str]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights, except exact weights, and the state: each tensor with its key.
 
     State that is not finite before its link has seen a gradient is skipped, except for the counts
     of `guards`.
     """
-    unknown = {key for link in links for key in _keys_that_begin_unknown(link)}
+    unknown = {key for link in optimizer.keys.links for key in _keys_that_begin_unknown(link)}
     for p in params_of(optimizer):
         if not is_exact(optimizer, p):
             yield "", p
