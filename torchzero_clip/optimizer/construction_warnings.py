@@ -146,12 +146,13 @@ def _misplaced_decay(link: Link, before: Before) -> Iterator[Remark]:
     direction = before.direction
     if rate is not None:
         share = _number(link.transform, "weight_decay")
+        remedy = ""
+        if share >= DECAY_PER_STEP:
+            remedy = f"put it before {rate.path}; only a decay below {DECAY_PER_STEP} belongs there"
         yield Remark(
             f"{link.path} comes after {rate.path}, which does not scale it, and takes {share} of "
             "each weight in every step",
-            f"put it before {rate.path}; a decay that belongs there is below {DECAY_PER_STEP}"
-            if share >= DECAY_PER_STEP
-            else "",
+            remedy,
         )
     elif direction is not None and _scales_its_decay(direction.transform):
         yield Remark(
