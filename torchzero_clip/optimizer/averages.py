@@ -294,7 +294,7 @@ def refuse(optimizer: Any, method: str, shown: bool = False) -> None:
             f"{method} inside averaged(): the parameters are the weights for evaluation there, and "
             "the training weights come back at its end: leave it first"
         )
-    if shown and is_shown(optimizer):
+    if shown and any([SHOWN in group.get("chain", ()) for group in optimizer.param_groups]):
         raise RuntimeError(
             f"{method} after eval(): the parameters are the weights for evaluation: call train() "
             "first, which puts the training weights back"

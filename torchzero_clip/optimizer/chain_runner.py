@@ -36,9 +36,8 @@ class ChainRunner(Optimizer):
     """The base of all classes that send the tensors of parameter groups through a chain.
 
     It owns the chain with its links, the parameter groups and their keys, the state, the engine and
-    the records of the last step. A subclass defines three things: the method that runs a step, the
-    buckets that the first link receives (`_start`), and the use of the buckets that the last link
-    returns (`_end`).
+    the records of the last step. A subclass has the method that runs a step. It also defines the
+    buckets that the first link receives (`_start`), and their use after the last link (`_end`).
 
     Args:
         params: Parameters, named parameters, or groups of either.
@@ -244,10 +243,10 @@ class ChainRunner(Optimizer):
 
         Each norm rule has four measurements:
 
-        - "norm": the norm before the rule;
-        - "limit": the largest norm that the rule allows;
-        - "factor": the number that the rule multiplied by;
-        - "clipped": whether the norm was above the limit.
+        - "norm" is the norm before the rule.
+        - "limit" is the largest norm that the rule allows.
+        - "factor" is the number that the rule multiplied by.
+        - "clipped" is whether the norm was above the limit.
 
         Each value is a 0-dim tensor, or a vector with one element per unit.
 

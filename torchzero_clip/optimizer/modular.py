@@ -130,10 +130,10 @@ class Modular(ChainRunner):
 
         Each norm rule has four measurements:
 
-        - "norm": the norm before the rule;
-        - "limit": the largest norm that the rule allows;
-        - "factor": the number that the rule multiplied by;
-        - "clipped": whether the norm was above the limit.
+        - "norm" is the norm before the rule.
+        - "limit" is the largest norm that the rule allows.
+        - "factor" is the number that the rule multiplied by.
+        - "clipped" is whether the norm was above the limit.
 
         Each value is a 0-dim tensor, or a vector with one element per unit.
 
