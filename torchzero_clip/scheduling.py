@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchzero_clip.core.argument_values import is_row
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.user_warnings import warn
-from torchzero_clip.optimizer import Modular
+from torchzero_clip.optimizer.chain_runner import ChainRunner
 from torchzero_clip.optimizer.keys import WELL_KNOWN, nearest
 
 Function = Callable[[int], Any]
@@ -105,7 +105,7 @@ class Schedule:
                 f"schedule: scheduler must make a scheduler, it gave {self._scheduler!r}"
             )
         self._write([group["lr"] for group in self._stand_in.param_groups])
-        if isinstance(optimizer, Modular):
+        if isinstance(optimizer, ChainRunner):
             optimizer._scheduled.add(self.key)
 
     def step(self, *args: Any, **kwargs: Any) -> None:
@@ -174,7 +174,7 @@ class Schedule:
                 entries = list(before)
                 entries[self.index] = value
                 group[self.key] = type(before)(entries)
-            if isinstance(self.optimizer, Modular):
+            if isinstance(self.optimizer, ChainRunner):
                 _check(self.optimizer, group, self.key)
 
     def _check_place(self, value: Any) -> None:
@@ -287,7 +287,7 @@ class _FunctionScheduler:
 
 def _key_in_use(optimizer: Optimizer, key: str) -> str:
     """Return the key that the groups have for a name, or raise an error with a suggestion."""
-    names = optimizer.keys if isinstance(optimizer, Modular) else None
+    names = optimizer.keys if isinstance(optimizer, ChainRunner) else None
     if names is not None:
         key = names.aliases.get(key, key)
     keys = [k for k in optimizer.param_groups[0] if k not in RESERVED]

@@ -476,6 +476,14 @@ def test_the_context_manager_removes_at_its_end_also_after_an_error():
     assert step() == 5.0
 
 
+def test_a_clipper_is_an_optimizer_without_the_methods_that_move_parameters():
+    clipper = Clipper([param(1.0)], ClipNorm(1.0))
+    assert isinstance(clipper, Optimizer)
+    assert not isinstance(clipper, Modular)
+    for name in ("averaged", "eval", "train", "to_source", "exact_state_dict", "load_exact"):
+        assert not hasattr(clipper, name), name
+
+
 def test_after_removal_another_rule_can_be_attached():
     opt = torch.optim.SGD(network(outputs=2).parameters(), lr=0.1)
     attach(opt, clip()).remove()

@@ -56,7 +56,7 @@ from torchzero_clip.core.formats import Nearest, Stochastic
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.tensorlist import Operand
 from torchzero_clip.engines import Compiled, Eager
-from torchzero_clip.optimizer import modular
+from torchzero_clip.optimizer import chain_runner
 
 Wide = tuple[TensorList, Sequence[Tensor], Stochastic]
 
@@ -193,7 +193,7 @@ class Lists:
 @pytest.fixture(autouse=True)
 def third(monkeypatch: pytest.MonkeyPatch) -> None:
     """Optimizers that are made meanwhile have this engine."""
-    monkeypatch.setattr(modular, "Eager", AtOnce)
+    monkeypatch.setattr(chain_runner, "Eager", AtOnce)
 
 
 def members(protocol: type) -> set[str]:

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 import torchzero_clip as tz
 from torchzero_clip import LR, Adam, ClipNorm, Guard, Modular, WeightDecay, release
 from torchzero_clip.core.formats.nearest import STAYED, Nearest
-from torchzero_clip.optimizer import rounding
+from torchzero_clip.optimizer import construction_warnings
 
 ENGINES = {"default": {}, "plain": {"fused": False}, "compiled": {"compile": True}}
 EVERY_ENGINE = pytest.mark.parametrize("engine", ENGINES)
@@ -151,14 +151,14 @@ def test_what_kernels_add_up_says_both_counts() -> None:
 
 @pytest.fixture(autouse=True)
 def unwarned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(rounding, "WARNED", set())
+    monkeypatch.setattr(construction_warnings, "WARNED", set())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
 
 
 def test_a_chain_over_half_precision_warns_once_where_nobody_chose() -> None:
-    with pytest.warns(UserWarning, match=r"lose updates .*rounding='exact' .*'nearest' where"):
+    with pytest.warns(UserWarning, match=r"lose updates .*rounding='exact' .*'nearest' if"):
         Modular(model(), LR(0.1))
     Modular(model(), LR(0.1))  # once a process
 

@@ -102,9 +102,7 @@ def test_a_chain_without_a_learning_rate_warns_once_with_the_way_to_silence_it(c
     (message,) = said(*chain)
     assert message.startswith(NO_LR)
     assert repr(Chain(*chain)) in message
-    assert message.endswith(
-        "and schedulers find no lr: put LR(...) behind, or LR(1.0) where full size is meant"
-    )
+    assert "or LR(1.0) if you want full size. Schedulers need an lr" in message
     assert said(*chain, LR(1.0)) == []
 
 
@@ -177,14 +175,14 @@ def test_classes_and_release_warn_as_well():
 def test_a_learning_rate_that_is_divided_out_warns_once(between, last):
     (message,) = said(LR(0.1), *between, last)
     name = type(list(last)[-1] if isinstance(last, Chain) else last).__name__
-    assert message.startswith(f"LR stands in front of {name}, which divides it out: put it behind")
+    assert message.startswith(f"LR comes before {name}, which divides it out: put it after")
     assert said(Scale(0.1), *between, last, LR(0.1)) == []
 
 
 @at_once("other", [Sign(), Identity()])
 def test_it_is_divided_out_where_a_branch_does(other):
     (message,) = said(LR(0.1), Partition({"a": Adam(), "b": other}, kinds))
-    assert message.startswith("LR stands in front of Partition/a, which divides it out")
+    assert message.startswith("LR comes before Partition/a, which divides it out")
 
 
 @at_once("last", [Adam(), Sign(), Normalize()])
@@ -245,7 +243,7 @@ def test_a_factor_of_gradients_is_none(links):
 
 def test_explain_begins_with_what_its_warnings_say():
     assert explained(Adam()) == [f"{NO_LR}."]
-    assert explained(LR(0.1), Adam()) == ["LR stands in front of Adam, which divides it out."]
+    assert explained(LR(0.1), Adam()) == ["LR comes before Adam, which divides it out."]
     assert explained(Adam(), LR(0.1)) == []
 
 

@@ -73,9 +73,9 @@ class TwiceNormalized(Normalize):
     "chain, words",
     [
         ([Adam(), LR(0.1), WeightDecay(0.01)], "takes 0.01 of each weight in every step: put it"),
-        ([Chain(Lion(), LR(0.1)), WeightDecay(0.5)], "WeightDecay stands behind LR, which"),
-        ([Adam(), Scale(-1e-3)], "Scale(factor=-0.001) behind Adam turns the step around: updates"),
-        ([Adam(), LR(0.1), Scale(-1)], "Scale(factor=-1) behind LR turns the step around: updates"),
+        ([Chain(Lion(), LR(0.1)), WeightDecay(0.5)], "WeightDecay comes after LR, which"),
+        ([Adam(), Scale(-1e-3)], "Scale(factor=-0.001) after Adam turns the step around: updates"),
+        ([Adam(), LR(0.1), Scale(-1)], "Scale(factor=-1) after LR turns the step around: updates"),
         ([ClipNorm(0.0), LR(0.1)], "ClipNorm: with max_norm=0 every update becomes zero: leave"),
         ([ClipValue(0), LR(0.1)], 'zero: leave the link out, or give value=float("inf")'),
         ([Adam(), Masked(LR(0.1), lambda n, p: True)], "no LR outside Masked: updates are"),
@@ -148,21 +148,21 @@ def test_a_limit_of_zero_warns_in_front_of_other_optimizers_as_well():
 @at_once(
     "chain, sentence",
     [
-        ([Adam(), LR(0.1), ClipNorm(1.0)], "ClipNorm stands behind LR and limits the step, not"),
-        ([LR(0.1), AGC()], "AGC stands behind LR and limits the step, not the gradient."),
-        ([WeightDecay(0.1), Adam(), LR(0.1)], "WeightDecay in front of Adam joins the gradient"),
+        ([Adam(), LR(0.1), ClipNorm(1.0)], "ClipNorm comes after LR and limits the step, not"),
+        ([LR(0.1), AGC()], "AGC comes after LR and limits the step, not the gradient."),
+        ([WeightDecay(0.1), Adam(), LR(0.1)], "WeightDecay before Adam joins the gradient"),
         ([Adam(), LR(0.1), WeightDecay(1e-5)], "takes 1e-05 of each weight in every step."),
-        ([Adam(), Lion(), LR(0.1)], "Lion behind Adam sees its updates, not the gradient."),
+        ([Adam(), Lion(), LR(0.1)], "Lion after Adam sees its updates, not the gradient."),
         (
             [Adam((0.999, 0.9)), LR(0.1)],
             "with the first of betas=(0.999, 0.9) than with the second",
         ),
-        ([Adam(), Accumulate(2), LR(0.1)], "Accumulate behind Adam takes the mean of updates"),
+        ([Adam(), Accumulate(2), LR(0.1)], "Accumulate after Adam takes the mean of updates"),
         (
             [ClipNorm(1.0, dim="global"), Accumulate(2), LR(0.1)],
-            "ClipNorm in front of Accumulate limits parts of a batch, not their mean.",
+            "ClipNorm before Accumulate limits parts of a batch, not their mean.",
         ),
-        ([ClipValue(1.0), Accumulate(2), LR(0.1)], "ClipValue in front of Accumulate limits"),
+        ([ClipValue(1.0), Accumulate(2), LR(0.1)], "ClipValue before Accumulate limits"),
         ([ClipNorm(1.0, dim=-1), LR(0.1)], "ClipNorm: dim=-1 takes one norm a slice, dim=None"),
         ([Momentum(), Adam(), LR(0.1)], "its first beta is the momentum of Adam."),
         (

@@ -331,7 +331,9 @@ def test_another_dtype_is_a_sentence(value):
 @pytest.mark.filterwarnings("error:.*keeps its state in bfloat16:UserWarning")
 def test_without_a_compiled_step_a_sentence_says_that_it_is_slow():
     for narrow in ({}, {"fused": False}):
-        with pytest.warns(UserWarning, match=r"Adam keeps its state .*Give compile=True") as found:
+        with pytest.warns(
+            UserWarning, match=r"Adam keeps its state .*: give compile=True"
+        ) as found:
             optimizer(ClipNorm(1.0), Adam(), LR(1e-3), engine="plain", **narrow)
         assert len(found) == 1
     with pytest.warns(UserWarning, match="Momentum keeps its state"):

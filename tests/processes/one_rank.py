@@ -98,7 +98,7 @@ def norms() -> list[Transform]:
 
 def backward(model: Any, opt: Any) -> None:
     model(torch.randn(5, 6)).square().mean().backward()
-    if isinstance(opt, Modular):
+    if isinstance(opt, (Modular, Clipper)):
         opt.report(loss=1.0)
 
 
@@ -109,8 +109,8 @@ def steps(model: Any, opt: Any, count: int = 3) -> None:
         opt.zero_grad()
 
 
-def of_modular(opt: Any, model: Any) -> Calls:
-    """The public methods of an optimizer of ours, but `step`."""
+def of_runner(opt: Any) -> Calls:
+    """Return the public methods that a Modular and a Clipper share, but `step`."""
     group: Any = {"params": [nn.Parameter(torch.ones(2))]}
     group |= {"param_names": ["more"]} if "param_names" in opt.param_groups[0] else {}
     saved = opt.state_dict()
@@ -123,15 +123,26 @@ def of_modular(opt: Any, model: Any) -> Calls:
         "state_dict": opt.state_dict,
         "load_state_dict": lambda: opt.load_state_dict(saved),
         "safe_to_save": opt.safe_to_save,
-        "to_source": lambda: source(opt),
-        "averaged": lambda: entered(opt.averaged()),
-        "averaged_state_dict": lambda: opt.averaged_state_dict(model),
-        "eval": opt.eval,
-        "train": opt.train,
         "init_state": opt.init_state,
         "zero_grad": opt.zero_grad,
         "add_param_group": lambda: opt.add_param_group({**group}),
     }
+
+
+def of_averages(opt: Any, model: Any) -> Calls:
+    """Return the methods about averaged weights."""
+    return {
+        "averaged": lambda: entered(opt.averaged()),
+        "averaged_state_dict": lambda: opt.averaged_state_dict(model),
+        "eval": opt.eval,
+        "train": opt.train,
+    }
+
+
+def of_modular(opt: Any, model: Any) -> Calls:
+    """Return the public methods of a Modular, but `step`."""
+    calls = {"to_source": lambda: source(opt), **of_averages(opt, model)}
+    return calls | of_runner(opt)
 
 
 def entered(context: Any) -> None:
@@ -187,7 +198,7 @@ def clipper(make: Callable[[], Any]) -> Calls:
     opt = Clipper(model.named_parameters(), *guards(), *norms())
     steps(model, opt)
     backward(model, opt)
-    return without_averages(of_modular(opt, model))
+    return of_runner(opt)
 
 
 def handle(make: Callable[[], Any]) -> Calls:
@@ -196,8 +207,8 @@ def handle(make: Callable[[], Any]) -> Calls:
     made = attach(opt, *guards(), *norms(), after=WeightEMA(0.9), in_checkpoint=True)
     steps(model, opt)
     backward(model, opt)
-    calls = of_modular(made, model)
-    del calls["add_param_group"], calls["to_source"]
+    calls = of_averages(opt=made, model=model) | of_runner(made)
+    del calls["add_param_group"]
     return calls | {"state_dict of the optimizer": opt.state_dict}
 
 

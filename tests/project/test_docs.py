@@ -346,7 +346,7 @@ def test_the_guide_lists_what_a_tensor_list_can_do() -> None:
 
 def test_the_page_about_the_way_of_a_gradient_names_the_loop() -> None:
     page = (ROOT / "docs" / "inside.md").read_text()
-    (name,) = re.findall(r"the loop over the links \| `Modular\.(\w+)`", page)
+    (name,) = re.findall(r"the loop over the links \| `ChainRunner\.(\w+)`", page)
     source = inspect.getsource(getattr(torchzero_clip.Modular, name))
     assert "for link in self.links:\n" in source
     assert "send(link, buckets)" in source

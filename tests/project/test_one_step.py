@@ -68,7 +68,7 @@ def test_the_links_of_an_optimizer_are_gone_through_in_one_place() -> None:
         for p in package_sizes.files()
         if (made := loops(p.read_text()))
     }
-    assert found == {"optimizer/modular.py": ["_through"]}
+    assert found == {"optimizer/chain_runner.py": ["_through"]}
 
 
 def test_another_loop_would_be_found() -> None:

@@ -1,4 +1,4 @@
-"""Any rule in front of any optimizer: Clipper for loops written by hand, attach for the rest."""
+"""Rules before any optimizer: Clipper for loops written by hand, attach for all others."""
 
 from torchzero_clip.attach.attaching import attach
 from torchzero_clip.attach.clipper import Clipper

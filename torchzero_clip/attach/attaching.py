@@ -1,4 +1,4 @@
-"""attach: any rule in front of any optimizer, and what it refuses."""
+"""attach: rules that rewrite the gradients before each step of any optimizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchzero_clip.attach.handle import KEY, Attached
 from torchzero_clip.core import Transform
 from torchzero_clip.core.gradients import Where
 from torchzero_clip.modules.flow.identity import Identity
-from torchzero_clip.optimizer import Modular
+from torchzero_clip.optimizer.chain_runner import ChainRunner
 
 
 def attach(
@@ -23,28 +23,31 @@ def attach(
     after: Transform | None = None,
     grad: Where = "grad",
 ) -> Attached:
-    """Put transforms in front of any optimizer: they rewrite `.grad` before each of its steps.
+    """Make transforms rewrite `.grad` before each step of any optimizer.
 
-    With a closure they act after every evaluation of it; under GradScaler they see unscaled
-    gradients, and nothing runs in a step that is skipped. A copy of the optimizer (`copy.deepcopy`,
-    `pickle`) has no transforms, as it has no hooks in torch, and a warning says so.
+    With a closure, the transforms run after every evaluation of the closure. Under GradScaler, they
+    receive unscaled gradients, and they do not run in a step that GradScaler skips.
+
+    A copy of the optimizer (`copy.deepcopy` or `pickle`) has no transforms, because torch does not
+    copy hooks. A warning reports this.
 
     Args:
-        optimizer: Any torch optimizer but SparseAdam.
+        optimizer: Any torch optimizer except SparseAdam.
         *transforms: The chain, first to last.
-        compile: As for `Modular`: one kernel for what stands between two norms.
-        process_group: Processes that hold other parameters of the same model, as for `Modular`.
+        compile: Compile the operators of links between two norms into one kernel, as `Modular`
+            does.
+        process_group: The processes that hold other parameters of the same model, as for `Modular`.
         in_checkpoint: Put the state of the transforms into `optimizer.state_dict()`, under the key
-            "torchzero_clip"; otherwise save `handle.state_dict()` beside it. Loading takes it from
-            there in any case.
-        after: A link with weights for evaluation, as `WeightEMA(0.999)`, or a Chain of such: it
-            runs behind each step of the optimizer, at the weights that this has left; compiled in
-            one kernel of its own.
-        grad: Where the gradients are that the optimizer reads, as for `Modular`.
+            "torchzero_clip". Otherwise save `handle.state_dict()` as well. Loading finds the state
+            under this key in any case.
+        after: A link with averaged weights, such as `WeightEMA(0.999)`, or a Chain of such links.
+            It runs after each step of the optimizer, on the weights that the step leaves. With
+            `compile`, it is a separate kernel.
+        grad: Where the gradients are stored that the optimizer reads, as for `Modular`.
 
     Returns:
-        A handle with `param_groups` (live values, one group for each of the optimizer's),
-        `state_dict`, `metrics` and `remove`; also a context manager.
+        A handle with `param_groups`, `state_dict`, `metrics` and `remove`. It has one group of
+        hyperparameters for each group of the optimizer. It is also a context manager.
 
     Example:
         >>> import torch
@@ -53,7 +56,7 @@ def attach(
         >>> opt = torch.optim.AdamW(model.parameters())
         >>> handle = attach(opt, ZClip())
     """
-    if isinstance(optimizer, Modular):
+    if isinstance(optimizer, ChainRunner):
         raise TypeError(
             f"attach: a {type(optimizer).__name__} is a chain already; put the transforms into it"
         )
@@ -75,9 +78,15 @@ def attach(
         transforms = (Identity(),)
     if not transforms:
         raise ValueError("attach: give at least one transform, as in attach(optimizer, ZClip())")
-    more: Any = {"process_group": process_group, "in_checkpoint": in_checkpoint, "after": after}
-    more["grad"] = grad
-    handle = Attached(optimizer, *transforms, compile=compile, **more)
+    handle = Attached(
+        optimizer,
+        *transforms,
+        compile=compile,
+        process_group=process_group,
+        in_checkpoint=in_checkpoint,
+        after=after,
+        grad=grad,
+    )
     if in_checkpoint and KEY not in optimizer.state_dict():
         handle.remove()
         raise TypeError(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Step, Transform, Units, in_buckets
+from torchzero_clip.core.engine import Records
 from torchzero_clip.core.gradients import Where
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.core.sharding.layout import local
@@ -16,25 +17,33 @@ from torchzero_clip.core.step import evaluate
 from torchzero_clip.core.torch_private import traced
 from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer import Modular
+from torchzero_clip.optimizer.chain_meaning import refuse_step
+from torchzero_clip.optimizer.chain_runner import ChainRunner
+from torchzero_clip.optimizer.construction_warnings import warn_of_construction
+from torchzero_clip.optimizer.explain import explain
 
-TOTAL, WAITING = "total norm", "waiting"  # among what the links of a Clipper measured
+TOTAL_NORM = "total norm"
+"""The key in the records of a step for the norm of all gradients before the chain."""
+UNWRITTEN = "unwritten"
+"""The key in the records of a step for the parameters whose gradient the chain does not return."""
 
 
-class Clipper(Modular):
+class Clipper(ChainRunner):
     """A chain that rewrites gradients and leaves parameters alone.
 
-    For training loops written by hand and framework hooks. It has the state, `param_groups` with
-    live values, `state_dict` and `metrics` of an optimizer. Where the chain ends early (a guard
-    skips the step, an accumulator waits) the gradients become None, so that the optimizer that
-    steps next does nothing.
+    It is for training loops written by hand and for hooks of frameworks. Like an optimizer, it has
+    state, `param_groups` with hyperparameters, `state_dict` and `metrics`. If the chain ends early,
+    because a guard skips the step or an accumulator waits, the gradients become None. The optimizer
+    that steps next then does nothing.
 
     Args:
         params: Parameters, named parameters, or groups of either.
         *transforms: The chain, first to last.
-        compile: As for `Modular`: one kernel for what stands between two norms.
-        process_group: Processes that hold other parameters of the same model, as for `Modular`.
-        grad: Where gradients are, as for `Modular`. Those that become None in `.grad` become zeros
-            elsewhere.
+        compile: Compile the operators of links between two norms into one kernel, as `Modular`
+            does.
+        process_group: The processes that hold other parameters of the same model, as for `Modular`.
+        grad: Where gradients are stored, as for `Modular`. Gradients outside of `.grad` become
+            zeros instead of None.
 
     Example:
         >>> import torch
@@ -47,9 +56,6 @@ class Clipper(Modular):
         >>> optimizer.step()
     """
 
-    _options: Mapping[str, Any] = {"compile": False, "grad": "grad"}
-    _makes_steps = False
-
     def __init__(
         self,
         params: Iterable[Any],
@@ -58,55 +64,59 @@ class Clipper(Modular):
         process_group: Any = None,
         grad: Where = "grad",
     ) -> None:
-        more: Any = {"compile": compile, "process_group": process_group, "grad": grad}
-        super().__init__(params, *transforms, fused=False, **more)
+        super().__init__(
+            params, *transforms, compile=compile, process_group=process_group, grad=grad
+        )
+        refuse_step(type(self).__name__, self.links)
+        warn_of_construction(self)
 
     @torch.no_grad()
     @traced
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Rewrite the gradients; returns their total norm before, a 0-dim tensor.
+        """Rewrite the gradients and return their total norm before, a 0-dim tensor.
 
-        With a closure it is called first, and its loss returned.
+        A closure is called first. The method then returns its loss instead of the norm.
         """
         loss = None if closure is None else evaluate(closure)
         step = self._given(loss)
         self._records = step.engine.step(step, self._through)
-        total: Tensor = self._records.pop(TOTAL).clone()  # the next step may write its memory
+        total: Tensor = self._records.pop(TOTAL_NORM).clone()  # the next step may reuse its memory
         return total if closure is None else loss
 
-    def _through(self, step: Step) -> dict[str, Any]:
-        """Send the gradients of a step through the chain; those that do not come back are None."""
+    def _through(self, step: Step) -> Records:
+        """Send the gradients through the chain, and drop each gradient that does not come back."""
         record = super()._through(step)
-        if waiting := record.pop(WAITING):
+        if unwritten := record.pop(UNWRITTEN):
             step.notes.host("gradients are left out on the host: p.requires_grad_(False)")
-        for p in waiting:
+        for p in unwritten:
             self.place.drop(p)
         return record
 
     def _start(self, step: Step) -> list[Bucket]:
+        """Return buckets with the gradients, and record their total norm."""
         buckets = in_buckets(step)
         reads = any(["grads" in getattr(link.transform, "reads", ()) for link in self.keys.links])
         for bucket in buckets:
             if bucket.grads.dtype == bucket.state_dtype and not reads:
-                bucket.update = bucket.writable_grads()  # it may as well flow there
+                bucket.update = bucket.writable_grads()  # links may change the gradients in place
         if self._measures and not buckets:
             self._warn_of_none()
         total = torch.zeros(())
         if buckets and self._measures:
             units = Units(buckets, "global", NAMED["l2"])
             total = units.norms_of([bucket.grads for bucket in units.buckets])[0]
-        step.record[TOTAL] = total.to(torch.float32)
-        step.record[WAITING] = {p for bucket in buckets for p in bucket.originals}
+        step.record[TOTAL_NORM] = total.to(torch.float32)
+        step.record[UNWRITTEN] = {p for bucket in buckets for p in bucket.originals}
         return buckets
 
     def _end(self, step: Step, buckets: list[Bucket]) -> None:
-        """Write what the last link returns into the gradients."""
+        """Write the update that the last link returns into the gradients."""
         step.skip.read("gradients are left out on the host")
         for bucket in buckets:
             step.gradients.write(bucket.originals)
-            rows = zip(bucket.originals, bucket.cohort.layouts, bucket.update, strict=True)
-            for p, layout, u in rows:
-                step.record[WAITING].discard(p)
+            parts = zip(bucket.originals, bucket.cohort.layouts, bucket.update, strict=True)
+            for p, layout, u in parts:
+                step.record[UNWRITTEN].discard(p)
                 if (grad := self.place.of(p)) is None:
                     step.notes.made("a gradient is made, once")
                     new = u.to(p.dtype, copy=True)
@@ -114,9 +124,19 @@ class Clipper(Modular):
                 elif u is not (part := local(grad)):
                     part.copy_(u)
 
+    def explain(self, *, parameters: bool = False) -> str:
+        """Describe anything about the chain that might surprise you, and the plan of a step.
+
+        Args:
+            parameters: Add a table of the groups and links of parameters, as `Modular.explain`
+                does.
+        """
+        return explain(self, Modular, parameters)
+
     def _warn_of_none(self) -> None:
-        given = any([group["params"] for group in self.param_groups])
-        if given and self.process_group is None and not torch.compiler.is_compiling():
+        """Warn that no parameter has a gradient, unless another process may have some."""
+        has_params = any([group["params"] for group in self.param_groups])
+        if has_params and self.process_group is None and not torch.compiler.is_compiling():
             warn(
                 "Clipper: no parameter has a gradient, so nothing is clipped: call step() between "
                 "backward() and the optimizer's step()",

@@ -1,7 +1,7 @@
-"""The handle of `attach`: a Clipper that acts before each step of another optimizer.
+"""Attached: the handle of `attach`, a Clipper that acts before each step of another optimizer.
 
-It follows the groups of that optimizer, is saved beside it or in its state dict, and may have links
-behind each of its steps.
+It follows the parameter groups of that optimizer. Its state is saved next to the optimizer's state
+or inside of it. It may also have links that run after each step.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from torchzero_clip.core.gradients import Where
 from torchzero_clip.core.step import one_number
 from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer import averages
-from torchzero_clip.optimizer.after_step import PARAMS, Behind, take_params
+from torchzero_clip.optimizer.after_step import PARAMS, AfterStep, take_params
 from torchzero_clip.optimizer.chain_meaning import refuse_step
 from torchzero_clip.optimizer.keys import SCHEDULER_KEYS, WELL_KNOWN, GroupKeys
 from torchzero_clip.optimizer.saving import safe_to_save
 
-KEY = "torchzero_clip"  # of a handle's state in the state dict of its optimizer
-AFTER = "after"  # of the state of links behind the optimizer, in that of a handle
+KEY = "torchzero_clip"
+"""The key of a handle's state in the state dict of its optimizer."""
+AFTER = "after"
+"""The key in a handle's state for the state of the links after the optimizer."""
 
 
 class Attached(Clipper):
@@ -45,15 +47,18 @@ class Attached(Clipper):
         grad: Where = "grad",
     ) -> None:
         self._optimizer = weakref.ref(optimizer)
-        more: Any = {"compile": compile, "grad": grad}
-        self.after = None if after is None else Behind(optimizer.param_groups, after, **more)
+        self.after: AfterStep | None = None
+        if after is not None:
+            self.after = AfterStep(optimizer.param_groups, after, compile=compile, grad=grad)
         self._in_checkpoint = in_checkpoint
-        self._foreign = frozenset(optimizer.defaults)
+        self._foreign = frozenset(optimizer.defaults)  # keys that the other optimizer reads
         links = bind(Chain(*transforms))
         refuse_step("attach", links)
         names = GroupKeys(links)
         groups = [self._own_keys(group, names) for group in optimizer.param_groups]
-        super().__init__(groups, *transforms, process_group=process_group, **more)
+        super().__init__(
+            groups, *transforms, compile=compile, process_group=process_group, grad=grad
+        )
         # GradScaler hands scaled gradients to optimizers that say they can unscale them
         self._scales = optimizer.__dict__.get("_step_supports_amp_scaling")
         if getattr(optimizer, "_step_supports_amp_scaling", False):
@@ -70,13 +75,16 @@ class Attached(Clipper):
         optimizer.__dict__["__getstate__"] = partial(_state_of_a_copy, self._optimizer)
 
     def remove(self) -> None:
-        """Leave the optimizer as it was."""
+        """Take all hooks off the optimizer, so that it steps as before `attach`."""
         for hook in self._hooks:
             hook.remove()
         optimizer = self._optimizer()
-        mine = optimizer is not None and optimizer.__dict__.get("_torchzero_clip")
-        if optimizer is not None and mine and mine() is self:
-            del optimizer.__dict__["_torchzero_clip"], optimizer.__dict__["__getstate__"]
+        if optimizer is None:
+            return
+        handle = optimizer.__dict__.get("_torchzero_clip")
+        if handle is not None and handle() is self:
+            del optimizer.__dict__["_torchzero_clip"]
+            del optimizer.__dict__["__getstate__"]
             optimizer.__dict__.pop("_step_supports_amp_scaling", None)
             if self._scales is not None:
                 optimizer.__dict__["_step_supports_amp_scaling"] = self._scales
@@ -108,7 +116,11 @@ class Attached(Clipper):
             self.after.follow(optimizer.param_groups)
 
     def explain(self, *, parameters: bool = False) -> str:
-        """The plan of the chain, behind sentences about what may not be as one expects."""
+        """Describe the chain and its plan, as `Clipper.explain` does.
+
+        The text also reports hyperparameters of the chain that were set in the groups of the
+        optimizer. The chain reads them only in `handle.param_groups`.
+        """
         optimizer = self._optimizer()
         groups = [] if optimizer is None else optimizer.param_groups
         unread = [
@@ -118,42 +130,44 @@ class Attached(Clipper):
             for key in self.keys.defaults.keys() & theirs.keys() - self._foreign
             if theirs[key] != ours[key]
         ]
-        shown = "whose weights for evaluation averaged() shows"
-        behind = [] if self.after is None else [f"Behind each step: {self.after.chain!r}, {shown}."]
-        return "\n".join([*unread, super().explain(parameters=parameters), *behind])
+        lines = [*unread, super().explain(parameters=parameters)]
+        if self.after is not None:
+            shown = "whose weights for evaluation averaged() shows"
+            lines.append(f"Behind each step: {self.after.chain!r}, {shown}.")
+        return "\n".join(lines)
 
     def safe_to_save(self, steps: int = 1) -> bool:
-        """Whether a checkpoint of now is worth keeping, the optimizer's own state included.
+        """Return whether a checkpoint of now is worth keeping, with the optimizer's own state.
 
-        In a distributed run all ranks must call it, and all get the same answer.
+        In a distributed run all ranks must call it, and all ranks get the same answer.
         """
         optimizer = self._optimizer()
-        return safe_to_save(self, self.keys.links, steps, optimizer.state if optimizer else {})
+        return safe_to_save(self, steps, optimizer.state if optimizer else {})
 
-    # ------------------------------------------------------------------ weights for evaluation
+    # ------------------------------------------------------------------ averaged weights
 
     def averaged(
         self, name: str | None = None, *, model: Module | None = None
     ) -> AbstractContextManager[None]:
-        """The weights for evaluation of `after=` in the parameters, as `Modular.averaged` does."""
-        return self._behind.averaged(name, model=model)
+        """Put the averaged weights of `after=` into the parameters, as `Modular.averaged` does."""
+        return averages.averaged(self._links_after, name, model)
 
     def averaged_state_dict(self, model: Module, name: str | None = None) -> dict[str, Any]:
-        """The model's state dict with the weights for evaluation of `after=`."""
-        return self._behind.averaged_state_dict(model, name)
+        """Return the model's state dict with the averaged weights of `after=`."""
+        return averages.averaged_state_dict(self._links_after, model, name)
 
     def eval(self, *, model: Module | None = None) -> None:
-        """Put the weights for evaluation of `after=`, if there are any, into the parameters."""
+        """Put the averaged weights of `after=` into the parameters, if there are any."""
         if self.after is not None:
-            self.after.eval(model=model)
+            averages.evaluate(self.after, model)
 
     def train(self, *, model: Module | None = None) -> None:
-        """Put the training weights back that `eval()` has taken out."""
+        """Put the training weights back into the parameters after `eval()`."""
         if self.after is not None:
-            self.after.train(model=model)
+            averages.train(self.after, model)
 
     @property
-    def _behind(self) -> Behind:
+    def _links_after(self) -> AfterStep:
         if self.after is None:
             raise ValueError(
                 "nothing behind this optimizer has weights for evaluation: give one to attach, as "
@@ -162,28 +176,30 @@ class Attached(Clipper):
         return self.after
 
     def _after_step(self, *_: Any) -> None:
-        """Have the links behind the optimizer look at the weights that it has left."""
+        """Run the links after the optimizer on the weights that its step has left."""
         self._follow()
-        self._behind.look()
+        self._links_after.look()
 
     # ------------------------------------------------------------------ saving and loading
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the rules; the optimizer saves its own."""
+        """Return the state of the rules. The optimizer saves its own state."""
         if self._optimizer() is not None:
             self._follow()
-        behind = {} if self.after is None else {AFTER: self.after.state_dict()}
-        return {**super().state_dict(), **behind}
+        state_dict = super().state_dict()
+        if self.after is not None:
+            state_dict[AFTER] = self.after.state_dict()
+        return state_dict
 
     def load_state_dict(
         self, state_dict: dict[str, Any], *, keep: str | Sequence[str] = ()
     ) -> None:
-        """Load what `state_dict` gave; live values named in `keep` stay as they were given."""
+        """Load a result of `state_dict`, except for the hyperparameters named in `keep`."""
         if self._optimizer() is not None:
             self._follow()
-        given = isinstance(state_dict, Mapping) and AFTER in state_dict
-        if given is (self.after is None):
-            there, here = ("", "no ") if given else ("no ", "")
+        has_after = isinstance(state_dict, Mapping) and AFTER in state_dict
+        if has_after is (self.after is None):
+            there, here = ("", "no ") if has_after else ("no ", "")
             raise ValueError(
                 f"the checkpoint has {there}state of links behind the optimizer, and this handle "
                 f"has {here}such links: attach with after= as it was, or without"
@@ -193,15 +209,18 @@ class Attached(Clipper):
             self.after.load_state_dict(state_dict.pop(AFTER))
         super().load_state_dict(state_dict, keep=keep)
 
-    def _put_in(self, _: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-        """The state dict of the optimizer with that of the rules in it."""
-        return {**given, KEY: self.state_dict()}
+    def _put_in(self, _: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return the optimizer's state dict with the state of the rules added."""
+        return {**state_dict, KEY: self.state_dict()}
 
-    def _take_out(self, optimizer: Optimizer, given: dict[str, Any]) -> dict[str, Any] | None:
-        """Load the state of the rules from a state dict of the optimizer, and the rest goes on."""
-        if KEY in given:
-            self.load_state_dict(given[KEY])
-            return {key: value for key, value in given.items() if key != KEY}
+    def _take_out(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
+        """Load the state of the rules from the optimizer's state dict, and return the rest.
+
+        None stands for a state dict that does not change.
+        """
+        if KEY in state_dict:
+            self.load_state_dict(state_dict[KEY])
+            return {key: value for key, value in state_dict.items() if key != KEY}
         if self._in_checkpoint:
             warn(
                 f"this checkpoint of {type(optimizer).__name__} has nothing of its transforms, "
@@ -216,7 +235,7 @@ class Attached(Clipper):
         )
 
     def _own_keys(self, group: dict[str, Any], names: GroupKeys) -> dict[str, Any]:
-        """Of an optimizer's group: the parameters, and live values of the chain that it set."""
+        """Return the parameters and the chain's hyperparameters that an optimizer's group has."""
         known = {*PARAMS, *names.defaults, *names.aliases}
         theirs = {*self._foreign, *SCHEDULER_KEYS, *(WELL_KNOWN.keys() - names.ambiguous.keys())}
         for key in group.keys() - known - theirs:
@@ -224,7 +243,7 @@ class Attached(Clipper):
         return {key: group[key] for key in group if key in known - self._foreign}
 
     def _act(self) -> None:
-        """Rewrite the gradients before a step of the optimizer, which takes no norm."""
+        """Rewrite the gradients before a step of the optimizer, without measuring their norm."""
         self._measures = False
         try:
             self.step()
@@ -234,13 +253,14 @@ class Attached(Clipper):
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Act now, or after every evaluation of the closure."""
+        """Rewrite the gradients now, or after every evaluation of the closure."""
         if self.after is not None:
             averages.refuse(self.after, "step()", shown=True)
             self._follow()
             self.after.begin()
-        given = args[1:] if args and args[0] is optimizer else args
-        closure = kwargs.get("closure", given[0] if given else None)
+        has_self = bool(args) and args[0] is optimizer
+        own_args = args[1:] if has_self else args
+        closure = kwargs.get("closure", own_args[0] if own_args else None)
         if closure is None:
             self._act()
             return None
@@ -253,12 +273,12 @@ class Attached(Clipper):
 
         if "closure" in kwargs:
             return args, {**kwargs, "closure": clipped_closure}
-        first = args[: len(args) - len(given)]
-        return (*first, clipped_closure, *given[1:]), kwargs
+        first = args[:1] if has_self else ()
+        return (*first, clipped_closure, *own_args[1:]), kwargs
 
 
 def _state_of_a_copy(original: Callable[[], Optimizer | None]) -> Any:
-    """What a copy of an optimizer with a handle gets: all but the hooks, and a warning."""
+    """Return what a copy of an optimizer with a handle gets, all but the hooks, and warn."""
     optimizer = original()
     assert optimizer is not None, "the optimizer itself holds this function"
     name = type(optimizer).__name__

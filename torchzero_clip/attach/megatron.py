@@ -1,4 +1,4 @@
-"""megatron_entry: a chain in Megatron-LM's registry of optimizers."""
+"""megatron_entry: a chain as an optimizer in the registry of Megatron-LM."""
 
 from __future__ import annotations
 
@@ -20,24 +20,28 @@ from torchzero_clip.optimizer.cut_parameters import has_whole_norms, is_entrywis
 from torchzero_clip.optimizer.keys import GroupKeys
 from torchzero_clip.optimizer_class import ChainOptimizer, optimizer_class
 
-SHAPE = (6, 5)  # of a matrix that stands for all
-CONFIG: dict[str, Callable[[Any], Any]] = {  # what a field of its OptimizerConfig is called here
-    "lr": lambda config: config.lr,
-    "weight_decay": lambda config: config.weight_decay,
-    "betas": lambda config: (config.adam_beta1, config.adam_beta2),
-    "eps": lambda config: config.adam_eps,
+SHAPE = (6, 5)
+"""The shape of a matrix whose state stands for the state of all parameters."""
+
+CONFIG_FIELDS = {
+    "lr": ("lr",),
+    "weight_decay": ("weight_decay",),
+    "betas": ("adam_beta1", "adam_beta2"),
+    "eps": ("adam_eps",),
 }
+"""The fields of Megatron-LM's OptimizerConfig for each hyperparameter of a chain."""
 
 
 class MegatronEntry(NamedTuple):
-    """What the registry asks of an optimizer, by the names of its own entries.
+    """An entry of the registry, with the same attributes as the entries of Megatron-LM.
 
     Attributes:
         optimizer_cls: The class of the optimizer.
-        init_state_fn: Makes the state of every parameter, as a checkpoint is loaded into it.
-        config_to_kwargs: The arguments of the class, from the configuration, the parts of the model
-            here and the process groups.
-        default_param_overrides: Parameters that go to another optimizer: none.
+        init_state_fn: A function that creates the state of every parameter, before a checkpoint is
+            loaded into it.
+        config_to_kwargs: A function that returns the arguments of the class. It receives the
+            configuration, the parts of the model on this rank, and the process groups.
+        default_param_overrides: Parameters that go to another optimizer. It is empty.
     """
 
     optimizer_cls: type[ChainOptimizer]
@@ -49,16 +53,16 @@ class MegatronEntry(NamedTuple):
 def megatron_entry(
     *transforms: Transform, names: Mapping[str, str] | None = None, **options: Any
 ) -> MegatronEntry:
-    """A chain as an entry of Megatron-LM's registry of optimizers.
+    """Return a chain as an entry for the registry of optimizers of Megatron-LM.
 
-    The rate, the decay, betas and eps come from its configuration, where links of the chain own
-    them, and its schedules move them. Matrices are whole there; a rule that looks at tensors
-    refuses the flat shards of its DistributedOptimizer.
+    The learning rate, the weight decay, betas and eps come from the configuration of Megatron-LM,
+    if links of the chain own them. Its schedules change them. Rules receive whole matrices. A rule
+    that looks at whole tensors raises an error for the flat shards of the DistributedOptimizer.
 
     Args:
         *transforms: The chain, first to last.
-        names: What state is called in checkpoints, as {"Adam/exp_avg": "m"}, no two alike. Others
-            lose their path where no two end alike: "exp_avg".
+        names: Different names for state in checkpoints, such as {"Adam/exp_avg": "m"}. All other
+            names lose the path of the link if they remain unique: "exp_avg".
         **options: As for `Modular`.
 
     Example:
@@ -67,17 +71,19 @@ def megatron_entry(
         >>> print(entry.optimizer_cls.__name__)
         MegatronChain
     """
-    made = optimizer_class(*transforms, name="MegatronChain", **options)
+    base = optimizer_class(*transforms, name="MegatronChain", **options)
     links = [link for top in bind(Chain(*transforms)) for link in top.walk()]
     _check_names(names or {}, links, options.get("rounding"))
-    called = {**_names(links), **(names or {})}
-    if len(set(called.values())) < len(called):
-        raise ValueError(f"megatron_entry: names must give each state a name of its own: {called}")
-    body = {"names": called, "__doc__": made.__doc__}
-    meta: Any = type(made)
-    kind = meta(made.__name__, (_InMegatron, made), body)
-    odd = [key for key, shape in _state(links).items() if shape != SHAPE]
-    odd = [key for key in odd if called.get(key) != "step"]
+    state_names = {**_short_names(links), **(names or {})}
+    if len(set(state_names.values())) < len(state_names):
+        raise ValueError(
+            f"megatron_entry: names must give each state a name of its own: {state_names}"
+        )
+    metaclass: Any = type(base)
+    body = {"names": state_names, "__doc__": base.__doc__}
+    optimizer_cls = metaclass(base.__name__, (_InMegatron, base), body)
+    odd = [key for key, shape in _state_shapes(links).items() if shape != SHAPE]
+    odd = [key for key in odd if state_names.get(key) != "step"]
     if odd:
         warn(
             f"megatron_entry: {', '.join(odd)} of a parameter has not its shape, and the format "
@@ -87,18 +93,21 @@ def megatron_entry(
     keys = GroupKeys(bind(Chain(*transforms))).defaults
 
     def kwargs(config: Any, model_chunks: Any = None, pg_collection: Any = None) -> dict[str, Any]:
-        found = {key: read(config) for key, read in CONFIG.items() if key in keys}
+        arguments: dict[str, Any] = {}
+        for key in [key for key in CONFIG_FIELDS if key in keys]:
+            values = tuple([getattr(config, name) for name in CONFIG_FIELDS[key]])
+            arguments[key] = values if len(values) > 1 else values[0]
         layer_wise = bool(getattr(config, "use_layer_wise_distributed_optimizer", False))
         if layer_wise:
-            found["layer_wise"] = True
+            arguments["layer_wise"] = True
         if options.get("process_group") is None and pg_collection is not None:
             _refuse_parts(links, layer_wise, _size(getattr(pg_collection, "tp", None)))
             if any(map(_is_joint, links)):
                 several = _size(getattr(pg_collection, "mp", None)) > 1
-                found["process_group"] = pg_collection.mp if several else None
-        return found
+                arguments["process_group"] = pg_collection.mp if several else None
+        return arguments
 
-    return MegatronEntry(kind, _init_state, kwargs, {})
+    return MegatronEntry(optimizer_cls, _init_state, kwargs, {})
 
 
 def _init_state(optimizer: Any, config: Any = None) -> None:
@@ -106,8 +115,8 @@ def _init_state(optimizer: Any, config: Any = None) -> None:
 
 
 def _check_names(names: Mapping[str, str], links: list[Link], rounding: str | None) -> None:
-    """Raise an error for a name of state that the chain does not keep of parameters."""
-    known = list(_state(links))
+    """Raise an error for a name of state that the chain does not keep."""
+    known = list(_state_shapes(links))
     if rounding in KEPT:
         known.append(KEPT[rounding].key)
     for key in names:
@@ -119,7 +128,7 @@ def _check_names(names: Mapping[str, str], links: list[Link], rounding: str | No
 
 
 def _is_joint(link: Link) -> bool:
-    """Return whether a rule, or a guard, looks at all parameters, or at those of a group."""
+    """Return whether a rule or a guard looks at all parameters, or at all parameters of a group."""
     tfm = link.transform
     if not link.transforms:
         return False
@@ -134,7 +143,7 @@ def _only_waits(tfm: Any) -> bool:
 
 
 def _refuse_parts(links: list[Link], layer_wise: bool, tensor_parallel: int) -> None:
-    """Raise an error for rules that would see parts of what they measure, or parts twice."""
+    """Raise an error for rules that would not see all parameters, or would see some twice."""
     for link in links:
         joint = _is_joint(link)
         if tensor_parallel > 1 and joint:
@@ -161,34 +170,34 @@ def _size(group: Any) -> int:
     return 1 if group is None else int(group.size())
 
 
-def _state(links: list[Link]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the state that a chain keeps for a matrix, by key."""
-    like = torch.empty(SHAPE, device="meta")
-    made = {key: value for link in links for key, value in link.layout(like).items()}
-    return {key: tuple(value.shape) for key, value in made.items()}
+def _state_shapes(links: list[Link]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the state that a chain keeps for a matrix, by key."""
+    matrix = torch.empty(SHAPE, device="meta")
+    layouts = [link.layout(matrix) for link in links]
+    return {key: tuple(value.shape) for layout in layouts for key, value in layout.items()}
 
 
-def _names(links: list[Link]) -> dict[str, str]:
-    """Each key of state without its path, where no other ends like it."""
-    keys = list(_state(links))
+def _short_names(links: list[Link]) -> dict[str, str]:
+    """Return the state keys that are unique without the path of the link, with these names."""
+    keys = list(_state_shapes(links))
     ends = Counter([key.rpartition("/")[2] for key in keys])
     return {key: end for key in keys if ends[end := key.rpartition("/")[2]] == 1}
 
 
 class _InMegatron(ChainOptimizer):
-    """A chain whose state has the names that Megatron-LM reads, and which knows flat shards."""
+    """A chain with the state names of Megatron-LM, and with checks for its flat shards."""
 
     names: Mapping[str, str]
 
     def __init__(
         self, params: Any, lr: Any = None, *, layer_wise: bool = False, **values: Any
     ) -> None:
-        self._whole: set[torch.Size] = set()  # the shapes of parameters as they were given
-        self._layer_wise = layer_wise  # whether a rank may be left with vectors alone
+        self._whole: set[torch.Size] = set()  # the shapes of the whole parameters
+        self._layer_wise = layer_wise  # whether a rank may have no matrix at all
         super().__init__(params, lr, **values)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, and remember what its parameters were."""
+        """Add a group, and remember the shapes of its parameters."""
         super().add_param_group(param_group)
         self._whole |= {p.shape for p in self.param_groups[-1]["params"]}
 
@@ -201,7 +210,7 @@ class _InMegatron(ChainOptimizer):
         return super()._begin(name, loss)
 
     def _refuse_flat(self) -> None:
-        """Raise an error if parameters are pieces of others now, and a rule needs more."""
+        """Raise an error if parameters have become flat shards, and a rule needs whole tensors."""
         if not self._has_pieces():
             return
         shards = "Megatron-LM's DistributedOptimizer cuts parameters into flat shards"
@@ -222,10 +231,11 @@ class _InMegatron(ChainOptimizer):
                 )
 
     def _has_pieces(self) -> bool:
-        """Return whether parameters are flat pieces of those that were given.
+        """Return whether the parameters are flat shards of the parameters that were given.
 
-        The length of a piece may be the shape of a vector, so vectors alone in place of a model
-        with matrices are pieces too. A layer-wise optimizer leaves a rank some parameters, whole.
+        A shard may have the shape of a vector of the model. So if the model has matrices and there
+        are only vectors now, they are shards too. A layer-wise optimizer is an exception: a rank
+        has some whole parameters, which may be only vectors.
         """
         params = params_of(self)
         if any(map(is_sharded, params)):
@@ -237,18 +247,21 @@ class _InMegatron(ChainOptimizer):
         return flat and had_matrices and not self._layer_wise
 
     def state_dict(self) -> dict[str, Any]:
-        """The state by the names of Megatron-LM."""
+        """Return the state under the names of Megatron-LM."""
         return self._renamed(super().state_dict(), self.names)
 
     def load_state_dict(self, state_dict: dict[str, Any], **options: Any) -> None:
-        """Load what `state_dict` gave, by either names."""
+        """Load a result of `state_dict`, under the names of Megatron-LM or of this library."""
         back = {name: key for key, name in self.names.items()}
         super().load_state_dict(self._renamed(state_dict, back), **options)
 
-    def _renamed(self, given: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-        rows = given["state"].items()
-        state = {i: {names.get(key, key): x for key, x in row.items()} for i, row in rows}
-        return {**given, "state": state}
+    def _renamed(self, state_dict: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+        """Return a state dict with other keys for the state of parameters."""
+        state = {
+            index: {names.get(key, key): value for key, value in of_param.items()}
+            for index, of_param in state_dict["state"].items()
+        }
+        return {**state_dict, "state": state}
 
 
 def _size_of_world() -> int:

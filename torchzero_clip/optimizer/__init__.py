@@ -1,4 +1,4 @@
-"""torch.optim's side: the optimizer, its groups and keys, saving and loading, what it reports."""
+"""Modular and everything around it: groups and keys, saving and loading, reports."""
 
 from torchzero_clip.optimizer.capturing import captured
 from torchzero_clip.optimizer.modular import Modular

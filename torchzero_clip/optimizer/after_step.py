@@ -1,4 +1,4 @@
-"""Behind: links that run behind the step of another optimizer, at the weights that it leaves."""
+"""AfterStep: links that run after each step of another optimizer, such as WeightEMA."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from torchzero_clip.core.step import Step
 from torchzero_clip.core.tensor_kinds import is_sharded
 from torchzero_clip.core.torch_private import traced
 from torchzero_clip.core.transform import Transform, averages
-from torchzero_clip.optimizer.modular import Modular
+from torchzero_clip.optimizer.averages import params_of
+from torchzero_clip.optimizer.chain_runner import ChainRunner
+from torchzero_clip.optimizer.construction_warnings import warn_of_construction
 
 PARAMS = ("params", "param_names", *ON_NORMS)
+"""The keys of a group that name its parameters and its norm settings."""
 
 
-class Behind(Modular):
-    """Links with weights for evaluation that see the weights as a step has left them, and an update
-    of zero.
+class AfterStep(ChainRunner):
+    """Links with averaged weights that run after each step of another optimizer.
+
+    They receive the weights that the step leaves, and an update of zero.
 
     Args:
-        groups: The groups of the optimizer that steps.
+        groups: The parameter groups of the other optimizer.
         *transforms: The links.
         compile, grad: As for `Modular`.
     """
-
-    _makes_steps = None
 
     def __init__(
         self,
@@ -48,56 +50,61 @@ class Behind(Modular):
                     f"left, as WeightEMA(0.999), got {tfm!r}: it needs the step itself, in the "
                     "chain of a Modular"
                 )
-        more: Any = {"compile": compile, "grad": grad}
-        super().__init__(list(map(_shared, groups)), *transforms, fused=False, **more)
+        own_groups = list(map(_params_of_group, groups))
+        super().__init__(own_groups, *transforms, compile=compile, process_group=None, grad=grad)
+        warn_of_construction(self)
 
     def follow(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Have the parameters that the optimizer has now."""
+        """Take over the parameters that the groups of the other optimizer have now."""
         del self.param_groups[len(groups) :]
         for i, group in enumerate(groups):
             if i == len(self.param_groups):
-                self.add_param_group(_shared(group))
+                self.add_param_group(_params_of_group(group))
             take_params(self.param_groups[i], group)
 
     def begin(self) -> None:
-        """Make the state of new parameters, some of which begins at the weights before a step."""
-        params = [p for group in self.param_groups for p in group["params"]]
-        if any([p.requires_grad and p not in self.state for p in params]):
+        """Create the state of new parameters, because averages begin at weights before a step."""
+        if any([p.requires_grad and p not in self.state for p in params_of(self)]):
             self.init_state()
 
     @torch.no_grad()
     @traced
     def look(self) -> None:
-        """Take in the weights of the parameters that have had a gradient."""
+        """Update the averages with the weights of all parameters that have a gradient."""
         step = self._given(None)
         self._records = step.engine.step(step, self._through)
 
     def _start(self, step: Step) -> list[Bucket]:
-        """An update of zero."""
-        buckets = in_buckets(step, None if self.compile else self._nothing)
-        for bucket in buckets if self.compile else ():  # zero takes no memory in a kernel
-            bucket.update = bucket.params.sub(bucket.params)
+        """Return buckets with an update of zero."""
+        if not self.compile:
+            return in_buckets(step, self._zero_update)
+        buckets = in_buckets(step)
+        for bucket in buckets:
+            bucket.update = bucket.params.sub(bucket.params)  # a kernel stores no zeros in memory
         return buckets
 
-    def _nothing(self, p: Tensor) -> Tensor | None:
-        """An update of zero, in the memory of one number, where a parameter has had a gradient."""
+    def _zero_update(self, p: Tensor) -> Tensor | None:
+        """Return zeros for a parameter that has a gradient, in the memory of one element."""
         if self.place.of(p) is None:
             return None
         return torch.zeros_like(p) if is_sharded(p) else p.new_zeros(()).expand(p.shape)
 
     def _end(self, step: Step, buckets: list[Bucket]) -> None:
+        """Subtract the update if a link changes it, as `Lookahead` does."""
         if any([link.transform.leaves != "gradient" for link in self.links]):
-            super()._end(step, buckets)
-        buckets.clear()  # or the step would keep the update
+            for bucket in buckets:
+                bucket.subtract()
+        buckets.clear()  # otherwise the step would keep the memory of the update
 
 
 def take_params(ours: dict[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Give our group the parameters of another optimizer's group, and what it says on norms."""
+    """Give our group the parameters and the norm settings of another optimizer's group."""
     for key in ON_NORMS:
         if key not in theirs:
             ours.pop(key, None)
-    ours.update(_shared(theirs))
+    ours.update(_params_of_group(theirs))
 
 
-def _shared(group: Mapping[str, Any]) -> dict[str, Any]:
+def _params_of_group(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters and the norm settings of a group, without hyperparameters."""
     return {key: group[key] for key in PARAMS if key in group}

@@ -1,4 +1,4 @@
-"""Averages: the weights for evaluation, for a while in the memory of the parameters."""
+"""Averaged weights, which take the place of the training weights for a while."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from torchzero_clip.core.transform import averages
 from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer.rounding import in_model, weights_of
 
-SHOWN = "averaged/shown"  # in the chain of a group, while eval() has them in the parameters
-TRAINING = "averaged/training"  # in the state of a parameter, what it is in training meanwhile
+SHOWN = "averaged/shown"
+"""A key in the chain dict of a group. It is there after eval() and before train()."""
+TRAINING = "averaged/training"
+"""A key in the state of a parameter for its training weights between eval() and train()."""
 NONE = (
     "no link of this chain has weights for evaluation: put one behind LR, as WeightEMA(0.999) or "
     "ScheduleFree()"
@@ -26,11 +28,20 @@ NONE = (
 
 
 def check_order(links: Sequence[Link], seen: Link | None = None) -> Link | None:
-    """Raise a sentence where a link changes the step behind one that averages what it leaves."""
+    """Raise an error if a link changes the step after a link that averages the weights.
+
+    Args:
+        links: The links to check.
+        seen: The last link with averaged weights before these links.
+
+    Returns:
+        The last link with averaged weights, if there is one.
+    """
     for link in [link for link in links if link.transforms]:
         tfm = link.transform
         if tfm.inner == "branches":
-            seen = next(filter(None, [check_order([one], seen) for one in link.children]), seen)
+            ends = [check_order([child], seen) for child in link.children]
+            seen = next((end for end in ends if end is not None), seen)
         elif tfm.inner == "chain":
             seen = check_order(link.children, seen)
         else:
@@ -43,77 +54,80 @@ def check_order(links: Sequence[Link], seen: Link | None = None) -> Link | None:
     return seen
 
 
-class Shown(NamedTuple):
-    """A parameter that has weights for evaluation; of sharded ones the parts on this rank.
+class AveragedParam(NamedTuple):
+    """A parameter that has averaged weights.
 
     Attributes:
         param: The parameter as the optimizer holds it.
-        weights: Its weights for evaluation.
-        held: Whether these are memory of state in the parameter's dtype, to be exchanged with it.
+        weights: Its averaged weights. Of a sharded parameter, they are the local part.
+        in_state: Whether the weights are a state tensor with the dtype of the parameter. Such a
+            tensor can be exchanged with the parameter.
     """
 
     param: Tensor
     weights: Tensor
-    held: bool
+    in_state: bool
 
 
-def rows(optimizer: Any, name: str | None = None) -> Iterator[Shown]:
-    """Every parameter with weights for evaluation: of the last link that has some, or of one.
+def averaged_params(optimizer: Any, name: str | None = None) -> Iterator[AveragedParam]:
+    """Yield every parameter that has averaged weights.
 
     Args:
         optimizer: The optimizer.
-        name: The path of a link, or None.
+        name: The path of the link whose weights are used. None stands for the last link that has
+            averaged weights of the parameter.
     """
-    links = _links(optimizer.keys.links, name)
+    links = _links_with_averages(optimizer.keys.links, name)
     for group in optimizer.param_groups:
         values = {
-            link.path: {**link.values(group), **_held(link, group["chain"])} for link in links
+            link.path: {**link.values(group), **_state_of_link(link, group["chain"])}
+            for link in links
         }
         for p in group["params"]:
             for link in links:
-                if held := _held(link, optimizer.state.get(p, {})):
+                if state := _state_of_link(link, optimizer.state.get(p, {})):
                     now = weights_of(optimizer, p)
-                    weights = link.transform.averaged(now, held, values[link.path])
-                    own = any([weights is t for t in held.values()])
-                    yield Shown(p, weights, own and weights.dtype == p.dtype)
+                    weights = link.transform.averaged(now, state, values[link.path])
+                    is_state = any([weights is t for t in state.values()])
+                    yield AveragedParam(p, weights, is_state and weights.dtype == p.dtype)
                     break
 
 
-def _links(links: Sequence[Link], name: str | None) -> list[Link]:
-    """The links with weights for evaluation, the last first, or the one of this name."""
-    found = [link for link in links if averages(link.transform)]
-    if not found:
+def _links_with_averages(links: Sequence[Link], name: str | None) -> list[Link]:
+    """Return the links with averaged weights, the last one first, or the link with this name."""
+    averaging = [link for link in links if averages(link.transform)]
+    if not averaging:
         raise ValueError(NONE)
     if name is None:
-        return found[::-1]
-    if name not in [link.path for link in found]:
-        raise ValueError(
-            f"averaged: name must be None or one of {[link.path for link in found]}, got {name!r}"
-        )
-    return [link for link in found if link.path == name]
+        return averaging[::-1]
+    paths = [link.path for link in averaging]
+    if name not in paths:
+        raise ValueError(f"averaged: name must be None or one of {paths}, got {name!r}")
+    return [link for link in averaging if link.path == name]
 
 
-def _held(link: Link, state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The link's state of one parameter, or the numbers that it keeps for a group, by name."""
-    rows = [(str(key).rpartition("/"), t) for key, t in state.items() if isinstance(t, Tensor)]
-    return {name: local(t) for (path, _, name), t in rows if path == link.path}
+def _state_of_link(link: Link, state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return a link's tensors in the state of a parameter or a group, by their name."""
+    tensors = [(str(key).rpartition("/"), t) for key, t in state.items() if isinstance(t, Tensor)]
+    return {name: local(t) for (path, _, name), t in tensors if path == link.path}
 
 
-# ---------------------------------------------------------------------- in the place of weights
+# ---------------------------------------------------------------------- exchanging the weights
 
 Moves: TypeAlias = "list[tuple[Tensor, Tensor]]"
-"""Pairs of tensors, the last pair first: each first one takes the values of the other."""
+"""Pairs of a target and a source, in reverse order: the last pair is copied first."""
 
 
 class Substitution:
-    """Weights for evaluation in the memory of parameters, until `undo`.
+    """An exchange of the training weights for averaged weights, until `undo`.
 
-    Each of its copies may be made twice, so that one which was interrupted is made again, and
-    nothing on the way back asks for memory.
+    Copying a pair twice does no harm. So a copy that was interrupted is simply repeated. `undo`
+    allocates no memory.
     """
 
     def __init__(self, params: Iterable[Tensor]) -> None:
-        self._moves: Moves = []  # the way back, and behind it what is left of the way there
+        # the moves that undo the exchange, and after them the rest of the exchange itself
+        self._moves: Moves = []
         self._spare: dict[Any, Tensor] = {}
         self._largest: dict[Any, int] = {}
         for p in map(local, params):
@@ -121,66 +135,72 @@ class Substitution:
             self._largest[kind] = max(p.numel(), self._largest.get(kind, 0))
 
     @torch.no_grad()
-    def put(self, row: Shown) -> Tensor | None:
-        """Put weights into the memory of their parameter; returns the copy of what was there.
+    def put(self, averaged: AveragedParam) -> Tensor | None:
+        """Put averaged weights into their parameter, and return a copy of the training weights.
 
-        None where they have changed places with state.
+        Return None if the weights have changed places with a state tensor instead.
         """
-        kept = None if row.held else row.param.detach().clone()
-        there = self._swap(row) if row.held else [(local(row.param), row.weights)]
-        self._moves += [*self._back(row, kept), *there]
-        self._run(len(there))
-        return kept
+        if averaged.in_state:
+            training = None
+            moves = self._swap(averaged)
+        else:
+            training = averaged.param.detach().clone()
+            moves = [(local(averaged.param), averaged.weights)]
+        self._moves += [*self._back(averaged, training), *moves]
+        self._run(len(moves))
+        return training
 
-    def expect(self, row: Shown, kept: Tensor | None) -> None:
-        """Know the way back for weights that were put there before."""
-        self._moves += self._back(row, kept)
+    def expect(self, averaged: AveragedParam, training: Tensor | None) -> None:
+        """Prepare `undo` for weights that an earlier Substitution has put into a parameter."""
+        self._moves += self._back(averaged, training)
 
     @torch.no_grad()
     def undo(self) -> None:
-        """Put the training weights back, whatever was done of the way there."""
+        """Put the training weights back, even if `put` was interrupted."""
         interrupted: KeyboardInterrupt | None = None
         while self._moves:
             try:
                 self._run(len(self._moves))
-            except KeyboardInterrupt as error:  # once all are back
+            except KeyboardInterrupt as error:  # raised again when all weights are back
                 interrupted = error
         if interrupted is not None:
             raise interrupted
 
     def _run(self, count: int) -> None:
-        """Make the last moves."""
+        """Copy the last pairs, and remove each pair after its copy."""
         for _ in range(count):
             target, source = self._moves[-1]
             target.copy_(source)
             self._moves.pop()
 
-    def _back(self, row: Shown, kept: Tensor | None) -> Moves:
-        if row.held:
-            return self._swap(row)
-        return [] if kept is None else [(local(row.param), local(kept))]
+    def _back(self, averaged: AveragedParam, training: Tensor | None) -> Moves:
+        """Return the moves that put the training weights back."""
+        if averaged.in_state:
+            return self._swap(averaged)
+        return [] if training is None else [(local(averaged.param), local(training))]
 
-    def _swap(self, row: Shown) -> Moves:
-        p, weights = local(row.param), row.weights
+    def _swap(self, averaged: AveragedParam) -> Moves:
+        """Return the moves that exchange a parameter and a state tensor."""
+        p = local(averaged.param)
         kind = p.device, p.dtype
         if kind not in self._spare:
             self._spare[kind] = torch.empty(self._largest[kind], dtype=p.dtype, device=p.device)
         spare = self._spare[kind][: p.numel()].view(p.shape)
-        return [(weights, spare), (p, weights), (spare, p)]
+        return [(averaged.weights, spare), (p, averaged.weights), (spare, p)]
 
 
 @contextmanager
 def averaged(optimizer: Any, name: str | None, model: Module | None) -> Iterator[None]:
-    """The weights for evaluation in the parameters, as long as the context lasts."""
+    """Put the averaged weights into the parameters while the context lasts."""
     refuse(optimizer, "averaged()", shown=True)
-    _links(optimizer.keys.links, name)
+    _links_with_averages(optimizer.keys.links, name)  # raises an error before anything changes
     warn_of_gathered("averaged()", optimizer, model)
     substitution = Substitution(params_of(optimizer))
     hook = optimizer.register_state_dict_pre_hook(lambda opt: refuse(opt, "state_dict()"))
     try:
         optimizer._inside = True
-        for row in rows(optimizer, name):
-            substitution.put(row)
+        for param in averaged_params(optimizer, name):
+            substitution.put(param)
         reshard(model)
         yield
     finally:
@@ -192,42 +212,43 @@ def averaged(optimizer: Any, name: str | None, model: Module | None) -> Iterator
             reshard(model)
 
 
-def warn_of_gathered(what: str, optimizer: Any, model: Module | None) -> None:
-    """Warn that FSDP2 may hold gathered weights that nobody lets go of, unless a model is given."""
+def warn_of_gathered(method: str, optimizer: Any, model: Module | None) -> None:
+    """Warn that FSDP2 may keep gathered weights, unless a model is given."""
     layouts = [layout for p in params_of(optimizer) if (layout := layout_of(p)) is not None]
     if model is None and any([layout.split for layout in layouts]) and _uses_fsdp2():
         warn(
-            f"{what}: FSDP2 keeps the weights that it gathers of its root module in an evaluation, "
-            "so the next training step would run with the averaged weights: give the model, as in "
-            f"{what.removesuffix(')')}model=model), or call model.reshard() before and after"
+            f"{method}: FSDP2 keeps the weights that it gathers of its root module in an "
+            "evaluation, so the next training step would run with the averaged weights: give the "
+            f"model, as in {method.removesuffix(')')}model=model), or call model.reshard() before "
+            "and after"
         )
 
 
 def _uses_fsdp2() -> bool:
-    """Return whether FSDP2 has sharded a module of this process: it makes classes for them."""
+    """Return whether FSDP2 has sharded a module of this process. It makes a class for each."""
     module = sys.modules.get("torch.distributed.fsdp")
     return module is not None and bool(module.FSDPModule.__subclasses__())
 
 
 def reshard(model: Module | None) -> None:
-    """Have the modules of FSDP2 let go of weights that they have gathered, and hold no longer."""
+    """Make the FSDP2 modules of a model release the weights that they have gathered."""
     for module in [] if model is None else model.modules():
-        if callable(let_go := getattr(module, "reshard", None)):
-            let_go()
+        if callable(release := getattr(module, "reshard", None)):
+            release()
 
 
 def evaluate(optimizer: Any, model: Module | None) -> None:
-    """Put the weights for evaluation into the parameters, until `train`."""
+    """Put the averaged weights into the parameters, until `train`."""
     refuse(optimizer, "eval()")
     if is_shown(optimizer) or not any([averages(x.transform) for x in optimizer.keys.links]):
         return
     warn_of_gathered("eval()", optimizer, model)
     substitution = Substitution(params_of(optimizer))
     try:
-        for row in rows(optimizer):
-            kept = substitution.put(row)
-            if kept is not None:
-                optimizer.state[row.param][TRAINING] = kept
+        for averaged_param in averaged_params(optimizer):
+            training = substitution.put(averaged_param)
+            if training is not None:
+                optimizer.state[averaged_param.param][TRAINING] = training
         for group in optimizer.param_groups:
             group["chain"][SHOWN] = 1
         reshard(model)
@@ -238,13 +259,14 @@ def evaluate(optimizer: Any, model: Module | None) -> None:
 
 
 def train(optimizer: Any, model: Module | None) -> None:
-    """Put the training weights back that `evaluate` has taken out."""
+    """Put the training weights back that `evaluate` has exchanged."""
     refuse(optimizer, "train()")
     if not is_shown(optimizer):
         return
     substitution = Substitution(params_of(optimizer))
-    for row in rows(optimizer):
-        substitution.expect(row, optimizer.state[row.param].get(TRAINING))
+    for averaged_param in averaged_params(optimizer):
+        training = optimizer.state[averaged_param.param].get(TRAINING)
+        substitution.expect(averaged_param, training)
     warn_of_gathered("train()", optimizer, model)
     try:
         substitution.undo()
@@ -254,41 +276,48 @@ def train(optimizer: Any, model: Module | None) -> None:
 
 
 def is_shown(optimizer: Any) -> bool:
-    """Whether the parameters are the weights for evaluation since `evaluate`."""
+    """Return whether `evaluate` has put the averaged weights into the parameters."""
     return any([SHOWN in group.get("chain", ()) for group in optimizer.param_groups])
 
 
-def refuse(optimizer: Any, what: str, shown: bool = False) -> None:
-    """Raise a sentence where the parameters are the weights for evaluation: inside `averaged`, and
-    where it is asked for since `evaluate`.
+def refuse(optimizer: Any, method: str, shown: bool = False) -> None:
+    """Raise an error for a method if the parameters are the averaged weights.
+
+    Args:
+        optimizer: The optimizer.
+        method: The name of the method, for the error.
+        shown: Whether it is also an error between `evaluate` and `train`, not only inside
+            `averaged`.
     """
     if optimizer._inside:
         raise RuntimeError(
-            f"{what} inside averaged(): the parameters are the weights for evaluation there, and "
+            f"{method} inside averaged(): the parameters are the weights for evaluation there, and "
             "the training weights come back at its end: leave it first"
         )
     if shown and any([SHOWN in group.get("chain", ()) for group in optimizer.param_groups]):
         raise RuntimeError(
-            f"{what} after eval(): the parameters are the weights for evaluation: call train() "
+            f"{method} after eval(): the parameters are the weights for evaluation: call train() "
             "first, which puts the training weights back"
         )
 
 
+@torch.no_grad()
 def averaged_state_dict(optimizer: Any, model: Module, name: str | None) -> dict[str, Any]:
-    """The state dict of a model, with the weights for evaluation in place of its parameters."""
+    """Return the state dict of a model, with the averaged weights in place of its parameters."""
     refuse(optimizer, "averaged_state_dict()", shown=True)
-    found = {p: weights_of(optimizer, p) for p in params_of(optimizer)}
-    for row in rows(optimizer, name):
-        found[row.param] = row.weights.to(found[row.param].dtype, copy=True)
-    return in_model("averaged_state_dict", model, found)
+    weights = {p: weights_of(optimizer, p) for p in params_of(optimizer)}
+    for param, averaged_weights, _ in averaged_params(optimizer, name):
+        weights[param] = averaged_weights.to(weights[param].dtype, copy=True)
+    return in_model("averaged_state_dict", model, weights)
 
 
 def params_of(optimizer: Any) -> list[Tensor]:
-    """The parameters of all groups."""
+    """Return the parameters of all groups."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _forget(optimizer: Any) -> None:
+    """Remove all that `evaluate` has put into the state."""
     for p in params_of(optimizer):
         optimizer.state.get(p, {}).pop(TRAINING, None)
     for group in optimizer.param_groups:

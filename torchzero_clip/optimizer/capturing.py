@@ -1,26 +1,28 @@
-"""captured(opt): steps that are replays of a CUDA graph."""
+"""captured(opt): an optimizer whose steps replay a CUDA graph."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
 from torchzero_clip.core.tensor_kinds import is_sharded
+from torchzero_clip.optimizer.averages import params_of
 from torchzero_clip.optimizer.modular import Modular
 
 M = TypeVar("M", bound=Modular)
 
 
 def captured(opt: M) -> M:
-    """The optimizer, whose steps are from now on one CUDA graph that is replayed.
+    """Make the steps of an optimizer replays of one CUDA graph, and return the optimizer.
 
-    The first steps are done as ever, and one that is like the two before it is captured. Rates and
-    other live values may change: the graph reads them where they are sent. It is captured anew
-    after a change of what it holds: which parameters have gradients and where these lie, groups,
-    a state that was loaded or saved. Gradients must keep their memory:
-    `opt.zero_grad(set_to_none=False)`.
+    The first steps run as usual. A step that is like the two steps before it is captured. Learning
+    rates and other hyperparameters may change: the graph reads them from memory on the GPU.
+
+    A change of anything that the graph contains leads to a new capture. Such changes are new
+    groups, other parameters with gradients, other addresses of gradients, and a state dict that was
+    loaded or saved. Gradients must keep their memory: `opt.zero_grad(set_to_none=False)`.
 
     Args:
-        opt: With `compile=True`, and parameters on one GPU.
+        opt: An optimizer with `compile=True`, and parameters on one GPU.
 
     Example:
         >>> from torchzero_clip import LR, Adam, ClipNorm, Modular, captured
@@ -30,7 +32,7 @@ def captured(opt: M) -> M:
     """
     if not isinstance(opt, Modular):
         raise TypeError(f"captured takes a Modular, got {type(opt).__name__}")
-    params = [p for group in opt.param_groups for p in group["params"]]
+    params = params_of(opt)
     if opt.process_group is not None or any(map(is_sharded, params)):
         raise ValueError(
             "captured: steps of sharded parameters, and of stages with a process_group, wait for "

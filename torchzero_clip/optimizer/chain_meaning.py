@@ -1,11 +1,11 @@
-"""What a chain means, in words: where its learning rate acts, and what its norms are of."""
+"""The meaning of a chain: the size of its updates, the scope of its norms, unread settings."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -13,13 +13,16 @@ from torch import Tensor
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.norms import NAMED, measure
-from torchzero_clip.core.state import state_dtype
-from torchzero_clip.core.user_warnings import warn
+from torchzero_clip.optimizer import norm_groups
+from torchzero_clip.optimizer.averages import params_of
 from torchzero_clip.optimizer.metrics import metrics_of
-from torchzero_clip.optimizer.places import places
 
-CLIP_OF_TORCH = 3e-6  # how near its limit a norm comes that torch's clip brought there
-OWN_SETTINGS = {
+if TYPE_CHECKING:
+    from torchzero_clip.optimizer.chain_runner import ChainRunner
+
+CLIPPED_NORM_ERROR = 3e-6
+"""The largest relative distance of a norm from its limit after torch's clipping."""
+SET_ELSEWHERE = {
     "lr": "the learning rate is that of the optimizer that steps next",
     "weight_decay": "give weight_decay to the optimizer that steps next",
 }
@@ -27,26 +30,29 @@ OWN_SETTINGS = {
 
 @dataclass
 class Flow:
-    """What is known of the update at a place of the chain.
+    """The known properties of the update at one place of the chain.
 
     Args:
-        factors: The links since whose factor, as a learning rate, nothing has set another size.
-        behind: The link whose entries are near 1, as long as nothing has changed their size.
-        lost: Learning rates without effect, each with the link behind it that divides it out.
-        norms: The norm rules that stand in no other link, each with the link it is `behind`.
-        masks: Masks with a factor inside, which the parameters that they leave out do not get.
+        factors: The factors, such as learning rates, that still scale the update: no link after
+            them has given it another size.
+        unit_entries: The link after which all entries are near 1. None if a later link has changed
+            their size.
+        lost: Learning rates without effect, each with the later link that divides it out.
+        norms: The norm rules outside of other links, each with the `unit_entries` before it.
+        masks: Masks with a factor inside, which does not scale the parameters outside of the mask.
     """
 
     factors: list[Link] = field(default_factory=list)
-    behind: Link | None = None
+    unit_entries: Link | None = None
     lost: list[tuple[Link, Link]] = field(default_factory=list)
     norms: list[tuple[Link, Link | None]] = field(default_factory=list)
     masks: list[Link] = field(default_factory=list)
 
     def send(self, links: Sequence[Link], inside: bool = False) -> Flow:
-        """Follow the update through links; returns what is known behind the last."""
+        """Follow the update through links, and return what is known after the last link."""
         for link in [link for link in links if link.transforms]:
-            kind, tfm = link.transform.inner, link.transform
+            tfm = link.transform
+            kind = tfm.inner
             if kind == "chain" and tfm.asks:
                 self._mask(link)
             elif kind == "chain":
@@ -55,22 +61,22 @@ class Flow:
                 self._branch(link.children)
             elif tfm.leaves == "set" or "lr" in tfm.live:
                 self.factors.append(link)
-                self.behind = None
+                self.unit_entries = None
             elif tfm.leaves in ("own", "ones"):
                 self.lost += [(lr, link) for lr in self.factors if "lr" in lr.transform.live]
                 self.factors = []
-                self.behind = link if tfm.leaves == "ones" else None
+                self.unit_entries = link if tfm.leaves == "ones" else None
             elif isinstance(tfm, NormRule) and tfm.place == "any" and not inside:
-                self.norms.append((link, self.behind))
+                self.norms.append((link, self.unit_entries))
         return self
 
     def _mask(self, link: Link) -> None:
-        """Follow the parameters of a mask: a size is set where that of the others is, too."""
+        """Follow the update inside a mask. A factor inside does not scale other parameters."""
         end = Flow(list(self.factors)).send(link.children, True)
         self.lost += end.lost
         if end.factors and not self.factors:
             self.masks.append(link)
-        self.behind = None
+        self.unit_entries = None
 
     @property
     def sized(self) -> bool:
@@ -78,96 +84,95 @@ class Flow:
         return bool(self.factors or self.lost or len(self.masks) > 1)
 
     def _branch(self, children: Sequence[Link]) -> None:
-        """Follow each branch: behind them a size is set where all of them set it."""
+        """Follow each branch. A size is set after the branches if all of them set it."""
         ends = [Flow(list(self.factors)).send([child], True) for child in children]
-        for lr, link in [pair for end in ends for pair in end.lost]:
-            if lr not in [known for known, _ in self.lost]:
-                self.lost.append((lr, link))
+        known_rates = [rate for rate, _ in self.lost]
+        for rate, link in [pair for end in ends for pair in end.lost]:
+            if rate not in known_rates:
+                self.lost.append((rate, link))
+                known_rates.append(rate)
         self.factors = ends[0].factors if all([end.factors for end in ends]) else []
-        self.behind = None
-
-
-def warn_of_size(links: Sequence[Link], chain: Any) -> None:
-    """Warn where no learning rate acts: there is none, or what comes behind divides it out."""
-    flow = Flow().send(links)
-    for lr, link in flow.lost:
-        warn(
-            f"{_divided(lr, link)}: put it behind {link.path}; a factor that is meant for what "
-            f"enters {link.path} is Scale(...)",
-        )
-    if not flow.sized:
-        warn(
-            f"{_full(flow)} by {chain!r}{'' if flow.masks else ', and schedulers find no lr'}: "
-            "put LR(...) behind, or LR(1.0) where full size is meant",
-        )
-
-
-def warn_of_small_state(optimizer: Any) -> None:
-    """Warn of state in bfloat16 where no kernel converts it."""
-    params = [p for group in optimizer.param_groups for p in group["params"]]
-    wide = [p for p in params if state_dtype(p) == torch.float32][:1]
-    slow = [link.path for link in optimizer.keys.links for p in wide if link.rounds(p)]
-    if slow and not optimizer.compile:
-        warn(
-            f"{', '.join(slow)} keeps its state in bfloat16, widened and rounded tensor by tensor "
-            "here: a step takes several times as long as with state in float32. Give compile=True "
-            "as well, where a kernel does it on its way",
-        )
+        self.unit_entries = None
 
 
 def refuse_step(owner: str, links: Sequence[Link]) -> None:
-    """Raise a sentence for links about the step where another optimizer makes it."""
+    """Raise an error for links about the step if another optimizer makes the step."""
     for link in [link for top in links for link in top.walk() if link.transforms]:
         live = getattr(link.transform, "live", ())
         if link.transform.place in ("step", "end") or "lr" in live:
-            why = [words for key, words in OWN_SETTINGS.items() if key in live]
-            behind = "it belongs behind LR in the chain of a Modular"
-            _refuse(owner, link, "; ".join(why) or behind)
+            reasons = [words for key, words in SET_ELSEWHERE.items() if key in live]
+            belongs = "it belongs behind LR in the chain of a Modular"
+            _refuse(owner, link, "; ".join(reasons) or belongs)
     for last in links[-1:]:
         factor = getattr(last.transform, "factor", 1.0)
         if last.transform.leaves == "set" and _looks_like_a_rate(factor):
-            _refuse(owner, last, OWN_SETTINGS["lr"])
+            _refuse(owner, last, SET_ELSEWHERE["lr"])
 
 
-def sentences(optimizer: Any) -> Iterator[str]:
-    """What the chain of an optimizer means where that may not be what its reader expects."""
-    flow = Flow().send(optimizer.links)
-    if optimizer._makes_steps:
-        yield from [_divided(lr, link) for lr, link in flow.lost]
-        if not flow.sized:
-            yield _full(flow)
-    yield from places(optimizer)
-    if not optimizer._makes_steps:
-        for link in [link for link in optimizer.links if link.transform.leaves == "ones"]:
-            ones = f"{link.path} leaves entries near 1, whatever the gradient"
-            yield f"{ones}, for the optimizer that steps next"
-    for link, behind in flow.norms:
-        yield from _norms(optimizer.param_groups, link, behind)
-    yield from _clipped_before(optimizer, [link for link, behind in flow.norms if behind is None])
-
-
-def _divided(lr: Link, link: Link) -> str:
-    return f"{lr.path} stands in front of {link.path}, which divides it out"
-
-
-def _full(flow: Flow) -> str:
-    outside = f" outside {flow.masks[0].path}" if flow.masks else ""
-    return f"no LR{outside}: updates are subtracted at full size"
-
-
-def _refuse(owner: str, link: Link, why: str) -> NoReturn:
-    raise ValueError(f"{owner}: no step is made here, so {link.transform!r} has no place: {why}")
+def _refuse(owner: str, link: Link, reason: str) -> NoReturn:
+    raise ValueError(f"{owner}: no step is made here, so {link.transform!r} has no place: {reason}")
 
 
 def _looks_like_a_rate(factor: Any) -> bool:
-    """Whether a factor is as small as learning rates are, and no power of two, as loss scales."""
+    """Return whether a factor is as small as a learning rate. Loss scales are powers of two."""
     x = abs(factor.item() if isinstance(factor, Tensor) else factor)
     return 0 < x <= 0.01 and math.frexp(x)[0] != 0.5
 
 
-def _norms(groups: Sequence[Mapping[str, Any]], link: Link, behind: Link | None) -> Iterator[str]:
-    """How many norms a rule takes, and how large they are behind a link with entries near 1."""
-    rule, key = link.transform, link.keys.get("max_norm")
+# ---------------------------------------------------------------------- for explain()
+
+
+def sentences(optimizer: ChainRunner) -> Iterator[str]:
+    """Yield everything that `explain()` reports in addition to the warnings at construction."""
+    yield from _empty_masks(optimizer)
+    yield from norm_groups.sentences(optimizer.param_groups)
+    for key in optimizer.keys.defaults.keys() & vars(optimizer).keys():
+        yield f"the attribute {key} is read by nothing: set param_groups[i][{key!r}]"
+    yield from _unusual_params(optimizer)
+    if not optimizer._moves_params:
+        for link in [link for link in optimizer.links if link.transform.leaves == "ones"]:
+            ones = f"{link.path} leaves entries near 1, whatever the gradient"
+            yield f"{ones}, for the optimizer that steps next"
+    flow = Flow().send(optimizer.links)
+    for link, unit_entries in flow.norms:
+        yield from _norms(optimizer.param_groups, link, unit_entries)
+    of_gradients = [link for link, unit_entries in flow.norms if unit_entries is None]
+    yield from _clipped_before(optimizer, of_gradients)
+
+
+def _empty_masks(optimizer: ChainRunner) -> Iterator[str]:
+    """Yield a sentence for each mask that chooses no parameter."""
+    params = list(named_params(optimizer))
+    for link in optimizer.keys.links:
+        where = "where" in getattr(link.transform, "asks", ())
+        if where and params and not any([link.transform.where(name, p) for name, p in params]):
+            yield f"{link.path} chooses none of the {len(params)} parameters by its where"
+
+
+def _unusual_params(optimizer: ChainRunner) -> Iterator[str]:
+    params = params_of(optimizer)
+    place = optimizer.place
+    if not (place.usual or any([place.own(p) is not None for p in params])):
+        yield f"no parameter has a gradient in grad={optimizer.grad!r}, so .grad counts"
+    if params and not any([p.requires_grad for p in params]):
+        yield "none of the parameters requires a gradient, so none will move"
+    frozen = sum([place.of(p) is not None and not p.requires_grad for p in params])
+    if frozen:
+        yield f"{frozen} parameters that require no gradient have one and go on: set it to None"
+
+
+def named_params(optimizer: ChainRunner) -> Iterator[tuple[str, Tensor]]:
+    """Yield each parameter with its name. Parameters that were given without names are skipped."""
+    for group in optimizer.param_groups:
+        yield from zip(group.get("param_names", ()), group["params"], strict=False)
+
+
+def _norms(
+    groups: Sequence[Mapping[str, Any]], link: Link, unit_entries: Link | None
+) -> Iterator[str]:
+    """Yield how many norms a rule has, and how large they are after entries near 1."""
+    rule = link.transform
+    key = link.keys.get("max_norm")
     if key is None or measure(rule.ord) != NAMED["l2"]:
         return
     sizes = [[p.numel() for p in group["params"]] for group in groups]
@@ -177,21 +182,25 @@ def _norms(groups: Sequence[Mapping[str, Any]], link: Link, behind: Link | None)
     elif not isinstance(rule.scope, (str, type(None))):
         slices = f"{link.path}: dim={rule.dim} takes one norm a slice, dim=None one a tensor"
         yield f'{slices}, and torch\'s clip one of all (dim="global")'
-    if behind is None or rule.scope not in (None, "global", "group"):
+    if unit_entries is None or rule.scope not in (None, "global", "group"):
         return
-    united = {"global": [sum(map(sum, sizes))] * len(groups), "group": list(map(sum, sizes))}
-    largest = united.get(rule.scope) or [max(each, default=0) for each in sizes]
+    if rule.scope == "global":
+        largest = [sum(map(sum, sizes))] * len(groups)
+    elif rule.scope == "group":
+        largest = list(map(sum, sizes))
+    else:
+        largest = [max(of_group, default=0) for of_group in sizes]
     for group, n in zip(groups, largest, strict=True):
         limit = group[key]
         if limit is not None and limit < math.sqrt(n):
             sees = f"sees norms near √n, here {math.sqrt(n):,.4g}, and cuts every step"
-            at = f"{link.path} at {float(limit)} behind {behind.path}"
+            at = f"{link.path} at {float(limit)} behind {unit_entries.path}"
             yield f"{at} {sees}: ClipRMS does not depend on n"
             return
 
 
-def _clipped_before(optimizer: Any, rules: Sequence[Link]) -> Iterator[str]:
-    """Whether the norm of the last step's gradients is a round number: somebody's limit."""
+def _clipped_before(optimizer: ChainRunner, rules: Sequence[Link]) -> Iterator[str]:
+    """Yield a sentence if the norm of the last gradients was a round number: another's limit."""
     measured = metrics_of(optimizer._records)
     first = [link for link in optimizer.links if link.transform.leaves != "gradient"][:1]
     for link in [link for link in rules if link in first]:
@@ -201,6 +210,6 @@ def _clipped_before(optimizer: Any, rules: Sequence[Link]) -> Iterator[str]:
             return
         total = float(torch.linalg.vector_norm(norm))
         limit = float(f"{total:.2g}") if math.isfinite(total) else 0.0
-        if limit and abs(total - limit) <= CLIP_OF_TORCH * limit:
+        if limit and abs(total - limit) <= CLIPPED_NORM_ERROR * limit:
             was = f"the norm of all gradients was {limit} in the last step"
             yield f"{was}: another clip stands in front, such as the framework's own, at its limit"

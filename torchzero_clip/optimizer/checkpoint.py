@@ -1,4 +1,4 @@
-"""Checkpoints: what is checked and restored on loading; saving is torch's own `state_dict`."""
+"""Checkpoints: checks on loading, and restoring state. Saving is torch's own `state_dict`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer import norm_groups
 from torchzero_clip.optimizer.fingerprint import fingerprint, marks
 from torchzero_clip.optimizer.keys import GroupKeys
-from torchzero_clip.optimizer.rounding import kept_halves, split
+from torchzero_clip.optimizer.rounding import halves_as_integers, split
 from torchzero_clip.optimizer.state_layout import (
     ROUNDING,
     STATISTICS,
@@ -31,39 +31,47 @@ from torchzero_clip.optimizer.state_layout import (
 
 
 class Checkpoint:
-    """A state dict that an optimizer with these groups is to load; raises unless it is one in form.
+    """A state dict that an optimizer is about to load. Another form raises an error.
 
     Args:
-        given: The state dict.
+        state_dict: The state dict.
         param_groups: The groups of the optimizer.
-        keys: The keys of its live values. Those that the checkpoint lacks stay as they are here.
-        layout: What the optimizer keeps.
+        keys: The keys of its hyperparameters. If the checkpoint lacks one, its value here stays.
+        layout: The state that the optimizer keeps.
     """
 
     def __init__(
-        self, given: Any, param_groups: Groups, keys: GroupKeys, layout: StateLayout
+        self, state_dict: Any, param_groups: Groups, keys: GroupKeys, layout: StateLayout
     ) -> None:
-        bare = not layout.of_parameter(torch.empty(1, device="meta"))
-        if isinstance(given, Mapping) and bare:  # distributed checkpointing drops what is empty
-            given = {"state": {}, **given}
-        check_form(given, param_groups)
-        self.given, self.param_groups, self.keys, self.layout = given, param_groups, keys, layout
-        self.state = {index: kept_halves(held) for index, held in given["state"].items()}
-        self.groups = list(map(norm_groups.kept, given["param_groups"], param_groups))
+        without_state = not layout.of_parameter(torch.empty(1, device="meta"))
+        if isinstance(state_dict, Mapping) and without_state:
+            state_dict = {"state": {}, **state_dict}  # distributed checkpointing drops empty dicts
+        check_form(state_dict, param_groups)
+        self.state_dict = state_dict
+        self.param_groups = param_groups
+        self.keys = keys
+        self.layout = layout
+        self.state = {
+            i: halves_as_integers(of_param) for i, of_param in state_dict["state"].items()
+        }
+        self.groups = [
+            norm_groups.with_own_settings(theirs, here)
+            for theirs, here in zip(state_dict["param_groups"], param_groups, strict=True)
+        ]
         for group, here in zip(self.groups, param_groups, strict=True):
             known = {keys.aliases.get(key, key) for key in group}
-            left = [key for key in keys.defaults if key in here and key not in known]
-            group.update({key: here[key] for key in left})
+            missing = [key for key in keys.defaults if key in here and key not in known]
+            group.update({key: here[key] for key in missing})
 
-    def rows(self) -> Iterator[tuple[Any, Tensor, Mapping[str, Any]]]:
-        """Every parameter with its index in the checkpoint, and what that holds for it."""
+    def params(self) -> Iterator[tuple[Any, Tensor, Mapping[str, Any]]]:
+        """Yield every parameter, with its index and its state in the checkpoint."""
         for theirs, ours in zip(self.groups, self.param_groups, strict=True):
             for index, p in zip(theirs["params"], ours["params"], strict=True):
                 yield index, p, self.state.get(index, {})
 
     def check(self, chain: str) -> None:
-        """Raise a sentence unless all values have their name, shape and dtype, and none is NaN."""
-        mine = fingerprint(self.keys.links)
+        """Raise an error unless all values have their name, shape and dtype, and none is NaN."""
+        own_marks = fingerprint(self.keys.links)
         for g, group in enumerate(self.groups):
             shared = group.get("chain")
             if not isinstance(shared, dict):
@@ -72,7 +80,7 @@ class Checkpoint:
                     'optimizer; take_over(optimizer, state_dict, link="Adam") takes the state that '
                     "the link of this name can go on with"
                 )
-            if marks(shared)[:1] != mine[:1]:
+            if marks(shared)[:1] != own_marks[:1]:
                 raise ValueError(
                     f"the checkpoint was saved by another chain, with {self._contents(group)}; "
                     f"this one is {chain}; take_over(optimizer, state_dict) takes what both have"
@@ -81,94 +89,109 @@ class Checkpoint:
                 self.keys.tidy(dict(group), later=True)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"group {g} of the checkpoint: {error}") from None
-            params = self.param_groups[g]["params"]
-            _check_order(g, group.get("param_names"), self.param_groups[g].get("param_names"))
-            self.layout.check_group(f"group {g}", shared, params)
-            clips = self.param_groups[g].get("clip", True)
-            names = self.param_groups[g].get("param_names", [None] * len(params))
-            for index, p, name in zip(group["params"], params, names, strict=True):
-                if held := self.state.get(index):
-                    where = f"parameter {index}"
-                    self.layout.check_parameter(where, held, shared, p, clips, name)
+            self._check_state(g, group, shared)
         self._refuse_nan()
-        if any([marks(group["chain"]) != mine for group in self.groups]):
+        if any([marks(group["chain"]) != own_marks for group in self.groups]):
             warn(
                 f"the checkpoint was saved by a chain with other fixed arguments than {chain}, "
                 "which goes on with its own: make the chain as it was if that is not meant",
             )
 
+    def _check_state(self, g: int, group: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
+        """Raise an error unless a group and its parameters have the state that the links keep."""
+        here = self.param_groups[g]
+        params = here["params"]
+        _check_order(g, group.get("param_names"), here.get("param_names"))
+        self.layout.check_group(f"group {g}", shared, params)
+        clips = here.get("clip", True)
+        names = here.get("param_names", [None] * len(params))
+        for index, p, name in zip(group["params"], params, names, strict=True):
+            if of_param := self.state.get(index):
+                where = f"parameter {index}"
+                self.layout.check_parameter(where, of_param, shared, p, clips, name)
+
     def adapt(self) -> None:
-        """Keep of roundings what is needed here; warn where parameters were saved with another."""
-        rounding, rows = self.layout.rounding, list(self.rows())
+        """Drop the state of roundings that are not used here, and warn if roundings differ."""
+        rounding = self.layout.rounding
+        params = list(self.params())
         counts = [*ROUNDS] if rounding == "stochastic" else []
-        counts += DRAWS if any([link.narrow for link in self.keys.links]) else ()
-        half = [held for _, p, held in rows if p.dtype in DROPPED]
-        here = rounding if half else "nearest"
-        drawn = any([ROUNDS[1] in group["chain"] for group in self.groups])
-        known = ["nearest" if any(half) else here]
-        known += ["stochastic"] * drawn
-        known += [name for name, x in KEPT.items() if any([x.key in held for _, _, held in rows])]
-        saved = known[-1]
+        if any([link.narrow for link in self.keys.links]):
+            counts += DRAWS
+        in_half_precision = [of_param for _, p, of_param in params if p.dtype in DROPPED]
+        here = rounding if in_half_precision else "nearest"
+        saved = "nearest" if any(in_half_precision) else here
+        if any([ROUNDS[1] in group["chain"] for group in self.groups]):
+            saved = "stochastic"
+        for name, kept_form in KEPT.items():
+            if any([kept_form.key in of_param for _, _, of_param in params]):
+                saved = name
         for group in self.groups:
-            chain = group["chain"].items()
-            group["chain"] = {k: x for k, x in chain if k in counts or k not in ROUNDING}
+            items = group["chain"].items()
+            group["chain"] = {k: x for k, x in items if k in counts or k not in ROUNDING}
             for key in [key for key in counts if key in group["chain"]]:
                 check_count("a group", key, group["chain"][key])
         self.splits = (saved, here) == ("kahan", "exact")
         if saved != here:
-            end = KEPT[saved].ends if saved in KEPT else KEPT[here].begins if here in KEPT else ""
-            end = "its compensation goes into the lower halves" if self.splits else end
+            effect = ""
+            if self.splits:
+                effect = ": its compensation goes into the lower halves"
+            elif saved in KEPT:
+                effect = f": {KEPT[saved].ends}"
+            elif here in KEPT:
+                effect = f": {KEPT[here].begins}"
             warn(
                 f"the checkpoint was saved with rounding={saved!r}, the parameters here have "
-                f"rounding={here!r}" + (f": {end}" if end else ""),
+                f"rounding={here!r}{effect}",
             )
 
     def for_torch(self) -> dict[str, Any]:
-        """What torch loads: no state of parameters, which it would cast to their dtype."""
-        mine = {index for index, _, _ in self.rows()}
-        rest = {key: held for key, held in self.state.items() if key not in mine}  # a wrapper's
-        return {**self.given, "state": rest, "param_groups": self.groups}
+        """Return the part that torch loads: no state of parameters, which torch would cast."""
+        own = {index for index, _, _ in self.params()}
+        rest = {key: value for key, value in self.state.items() if key not in own}  # of a wrapper
+        return {**self.state_dict, "state": rest, "param_groups": self.groups}
 
     def restore(self, state: dict[Tensor, dict[str, Any]]) -> None:
-        """Put the state of parameters where torch has loaded the rest."""
-        alike: dict[Any, list[dict[str, Any]]] = {}  # those of units lie together over all groups
+        """Put the state of parameters into the optimizer, after torch has loaded the rest."""
+        # statistics of units share one vector over all groups, other numbers one per group
+        sharing: dict[Any, list[dict[str, Any]]] = {}
         group_of = {p: g for g, group in enumerate(self.param_groups) for p in group["params"]}
-        for index, p, held in self.rows():
-            if index in self.state:
-                known = self.layout.of_parameter(p)
-                rows = [(key, value, known.get(key)) for key, value in held.items()]
-                rows = [row for row in rows if row[2] is not None or row[0] not in ROUNDING]
-                state[p] = {key: _loaded(key, value, p, entry) for key, value, entry in rows}
-                if self.splits and Kahan.key in held:
-                    lost = local(held[Kahan.key]).to(p.device)
-                    split(p, local(p).detach().float().add(lost), state[p])
-                for key, _, entry in rows:
-                    where = () if entry and entry.kinds is STATISTICS else (p.dtype, group_of[p])
-                    alike.setdefault((key, p.device, *where), []).append(state[p])
-        for (key, *_), memories in alike.items():
-            share_vectors(memories, [key])
+        for index, p, of_param in self.params():
+            if index not in self.state:
+                continue
+            known = self.layout.of_parameter(p)
+            values = [(key, value, known.get(key)) for key, value in of_param.items()]
+            values = [row for row in values if row[2] is not None or row[0] not in ROUNDING]
+            state[p] = {key: _loaded(key, value, p, entry) for key, value, entry in values}
+            if self.splits and Kahan.key in of_param:
+                lost = local(of_param[Kahan.key]).to(p.device)
+                split(p, local(p).detach().float().add(lost), state[p])
+            for key, _, entry in values:
+                where = () if entry and entry.kinds is STATISTICS else (p.dtype, group_of[p])
+                sharing.setdefault((key, p.device, *where), []).append(state[p])
+        for (key, *_), states in sharing.items():
+            share_vectors(states, [key])
 
     def _contents(self, group: Mapping[str, Any]) -> str:
-        """The live values and state of another chain's checkpoint, for the sentence about it."""
+        """Describe the hyperparameters and state of another chain's checkpoint, for an error."""
         live = sorted(set(group) - RESERVED)
-        rows = [self.state.get(index, {}) for index in group["params"]] + [group["chain"]]
-        held = {key.rpartition("/")[0] for row in rows for key in row if is_links(key)}
-        return f"hyperparameters {live} and state of {sorted(held)}"
+        states = [self.state.get(index, {}) for index in group["params"]] + [group["chain"]]
+        paths = {key.rpartition("/")[0] for state in states for key in state if is_links(key)}
+        return f"hyperparameters {live} and state of {sorted(paths)}"
 
     def _refuse_nan(self) -> None:
-        """Raise where a value of state became NaN; waits for each device once."""
-        kept: list[tuple[str, str, Any, Tensor | None]] = [
+        """Raise an error if state has become NaN. This synchronizes with each device once."""
+        values: list[tuple[str, str, Any, Tensor | None]] = [
             (f"parameter {index}", key, value, p)
-            for index, p, held in self.rows()
-            for key, value in held.items()
+            for index, p, of_param in self.params()
+            for key, value in of_param.items()
         ]
         for g, group in enumerate(self.groups):
-            kept += [(f"group {g}", key, value, None) for key, value in group["chain"].items()]
-        kept = [row for row in kept if is_links(row[1])]
-        nans = _are_nan([value for _, _, value, _ in kept])
+            values += [(f"group {g}", key, value, None) for key, value in group["chain"].items()]
+        values = [row for row in values if is_links(row[1])]
+        nans = _are_nan([value for _, _, value, _ in values])
         broken = [
             f"{key!r} of {where}"
-            for (where, key, _, p), nan in zip(kept, nans, strict=True)
+            for (where, key, _, p), nan in zip(values, nans, strict=True)
             if nan and not self.layout.starts_as_nan(key, p)
         ]
         if broken:
@@ -180,15 +203,17 @@ class Checkpoint:
             )
 
 
-def check_form(given: Any, param_groups: Groups) -> None:
-    """Raise a sentence unless this is a state dict in form, with groups like these."""
-    if not isinstance(given, Mapping) or not {"state", "param_groups"} <= given.keys():
-        found = sorted(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
+def check_form(state_dict: Any, param_groups: Groups) -> None:
+    """Raise an error unless this has the form of a state dict, with groups like these."""
+    is_mapping = isinstance(state_dict, Mapping)
+    if not is_mapping or not {"state", "param_groups"} <= state_dict.keys():
+        got = sorted(map(str, state_dict)) if is_mapping else type(state_dict).__name__
         raise ValueError(
             "a checkpoint is what state_dict() gave, a dict of 'state' and 'param_groups', got "
-            f"{found}"
+            f"{got}"
         )
-    state, groups = given["state"], given["param_groups"]
+    state = state_dict["state"]
+    groups = state_dict["param_groups"]
     _check_kind("'state' of the checkpoint", state, Mapping, "a dict")
     _check_kind("'param_groups' of the checkpoint", groups, (list, tuple), "a list")
     for g, group in enumerate(groups):
@@ -209,7 +234,8 @@ def check_form(given: Any, param_groups: Groups) -> None:
         raise ValueError(f"the checkpoint has a parameter twice in its groups, got {indexes}")
     named = any([isinstance(index, str) for index in indexes])
     unknown = set(state) - set(indexes)
-    unknown -= set() if named else {key for key in unknown if isinstance(key, str)}  # a wrapper's
+    if not named:
+        unknown = {key for key in unknown if not isinstance(key, str)}  # a wrapper may have names
     if unknown:
         raise ValueError(
             f"the checkpoint has state of {sorted(map(str, unknown))}, which are no parameters of "
@@ -220,7 +246,7 @@ def check_form(given: Any, param_groups: Groups) -> None:
 
 
 def _check_order(g: int, saved: Any, here: Any) -> None:
-    """Raise a sentence where parameters have the names of the checkpoint in another order."""
+    """Raise an error if the names of a group are the same in another order."""
     if saved and here and list(saved) != list(here) and sorted(saved) == sorted(here):
         i = next(i for i, pair in enumerate(zip(saved, here, strict=True)) if pair[0] != pair[1])
         raise ValueError(
@@ -230,15 +256,15 @@ def _check_order(g: int, saved: Any, here: Any) -> None:
         )
 
 
-def _check_kind(what: str, value: Any, kind: Any, words: str) -> None:
-    """Raise a sentence unless a value is of a kind, which `words` name."""
+def _check_kind(label: str, value: Any, kind: Any, words: str) -> None:
+    """Raise an error unless a value is of a kind. `words` is the name of the kind."""
     if not isinstance(value, kind):
-        raise ValueError(f"{what} must be {words}, got {type(value).__name__}")
+        raise ValueError(f"{label} must be {words}, got {type(value).__name__}")
 
 
 def _loaded(key: str, value: Any, p: Tensor, entry: Entry | None) -> Any:
-    """A value of a checkpoint as it is kept here: on the device, and in the dtype of its kind."""
-    if entry is None:  # a user's
+    """Return a value of a checkpoint on the device and in the dtype that it has here."""
+    if entry is None:  # the key is a user's
         return value if key == "step" else _moved(value, p.device)
     if isinstance(value, Tensor):
         return value.to(p.device, value.dtype if entry.kinds is STATISTICS else entry.example.dtype)
@@ -246,7 +272,7 @@ def _loaded(key: str, value: Any, p: Tensor, entry: Entry | None) -> Any:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    """A value under a user's key, with its tensors on a device."""
+    """Return a value under a user's key, with its tensors on a device."""
     if isinstance(value, Tensor):
         return value.to(device=device)
     if type(value) is dict:
@@ -257,12 +283,12 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def _are_nan(values: Sequence[Any]) -> list[bool]:
-    """A flag a value: whether it has a NaN. Of sharded values each rank looks at its own part."""
+    """Return for each value whether it has a NaN. Each rank checks its parts of sharded values."""
 
-    def are_nan(some: list[int]) -> list[bool]:
-        if places[some[0]] is None:
-            return [isinstance(values[i], float) and values[i] != values[i] for i in some]
-        return list(torch.stack([local(values[i]).isnan().any() for i in some]).tolist())
+    def are_nan(batch: list[int]) -> list[bool]:
+        if devices[batch[0]] is None:
+            return [isinstance(values[i], float) and values[i] != values[i] for i in batch]
+        return list(torch.stack([local(values[i]).isnan().any() for i in batch]).tolist())
 
-    places = [x.device if isinstance(x, Tensor) and not x.is_meta else None for x in values]
-    return in_order(batches(places), are_nan)
+    devices = [x.device if isinstance(x, Tensor) and not x.is_meta else None for x in values]
+    return in_order(batches(devices), are_nan)

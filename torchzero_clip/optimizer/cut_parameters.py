@@ -1,4 +1,4 @@
-"""Parts of tensors: which rules are right where a parameter is cut otherwise than torch cuts it."""
+"""Rules that are right for parameters whose parts do not begin and end where torch's do."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torchzero_clip.core.sharding.layout import refuse_flat
 from torchzero_clip.core.transform import TensorwiseTransform, Transform
 
 CUT = "_megatron_fsdp_model"
-"""An attribute of the DTensors of Megatron-FSDP, whose ranks have rows as they fit its buffers."""
-WHOLE = "layer", "group", "global"
-"""The scopes of norms of several tensors."""
+"""An attribute of Megatron-FSDP's DTensors. Their ranks have as many rows as fit its buffers."""
+SCOPES_OF_WHOLE_TENSORS = "layer", "group", "global"
+"""The scopes of norms that cover several tensors."""
 
 
 def is_entrywise(link: Link) -> bool:
-    """Return whether a rule acts on each entry alone, leaves all to rules inside, or is a guard.
+    """Return whether a rule is a guard, acts on each element alone, or only runs rules inside.
 
     A rule with a scope measures tensors, even if it has rules inside, as `Graft` has.
     """
@@ -33,17 +33,18 @@ def is_entrywise(link: Link) -> bool:
 
 
 def has_whole_norms(link: Link) -> bool:
-    """Return whether a rule only scales, by norms of whole tensors or of more."""
+    """Return whether a rule only scales, by norms of one or more whole tensors."""
     tfm = link.transform
     plain = isinstance(tfm, NormRule) and type(tfm).step is NormRule.step
     if not (plain and type(tfm).apply is NormRule.apply) and not tfm.inner:
         return False
     scope = getattr(tfm, "scope", "none")
-    return (scope is None or scope in WHOLE) and getattr(tfm, "ord", 2) != "std"
+    covers_whole_tensors = scope is None or scope in SCOPES_OF_WHOLE_TENSORS
+    return covers_whole_tensors and getattr(tfm, "ord", 2) != "std"
 
 
 def refuse_cuts(links: Sequence[Link], params: Sequence[Tensor]) -> None:
-    """Raise a sentence for flat shards, and where a rule needs more than Megatron-FSDP's tell."""
+    """Raise an error for flat shards, and for rules that shards of Megatron-FSDP cannot serve."""
     refuse_flat(params)
     if any([hasattr(p, CUT) for p in params]):
         for link in links:

@@ -1,4 +1,4 @@
-"""Exact weights: the float32 weights behind bfloat16, out of a model and into one."""
+"""Exact weights: reading and loading the float32 weights that rounding="exact" keeps."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from torchzero_clip.optimizer.rounding import in_model, split, tensors_of, weigh
 
 @torch.no_grad()
 def exact_state_dict(optimizer: Any, model: Module) -> dict[str, Any]:
-    """The model's state dict with the float32 weights that rounding="exact" keeps.
+    """Return the model's state dict with the float32 weights that rounding="exact" keeps.
 
     Args:
         model: The model that is trained.
     """
     _check("exact_state_dict", optimizer)
-    found = {p: weights_of(optimizer, p) for p in params_of(optimizer)}
-    return in_model("exact_state_dict", model, found)
+    weights = {p: weights_of(optimizer, p) for p in params_of(optimizer)}
+    return in_model("exact_state_dict", model, weights)
 
 
 @torch.no_grad()
 def load_exact(optimizer: Any, model: Module, state: Mapping[str, Any]) -> None:
-    """Load float32 weights into a model in bfloat16, and what it cannot hold into the optimizer.
+    """Load float32 weights into a bfloat16 model. The optimizer keeps the bits that do not fit.
 
     A state dict that does not fit raises `ValueError` before anything changes.
 
     Args:
         model: The model that is trained.
-        state: What `exact_state_dict` gave, or any state dict of the model in float32.
+        state: The result of `exact_state_dict`, or any state dict of the model in float32.
     """
     _check("load_exact", optimizer)
-    mine = set(params_of(optimizer))
-    tensors = tensors_of("load_exact", model, mine)
+    trained = set(params_of(optimizer))
+    tensors = tensors_of("load_exact", model, trained)
     _check_fit(model, state)
     model.load_state_dict(state)
     for key, p in tensors.items():
-        if p in mine and p.dtype == torch.bfloat16:
+        if p in trained and p.dtype == torch.bfloat16:
             split(p, local(state[key]), optimizer.state[p])
 
 
 def _check_fit(model: Module, state: Any) -> None:
-    """Raise unless the state dict has the keys, shapes and shards of the model.
+    """Raise an error unless the state dict has the keys, shapes and shards of the model.
 
     torch checks while it copies, so an error there leaves some weights changed.
     """
@@ -80,7 +80,7 @@ def _check_fit(model: Module, state: Any) -> None:
 
 
 def _check(owner: str, optimizer: Any) -> None:
-    """Raise a sentence unless the parameters are the upper halves of the weights."""
+    """Raise an error unless the parameters are the upper halves of the weights."""
     refuse(optimizer, f"{owner}()", shown=True)
     if optimizer.rounding != "exact":
         raise ValueError(

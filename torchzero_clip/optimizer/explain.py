@@ -1,11 +1,14 @@
-"""The plan of a chain: the bytes that each link reads and writes, watched on a small model."""
+"""explain(): the text about a chain, with the bytes that each link reads and writes.
+
+The bytes are counted in a step of a small model with the same chain.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,62 +22,76 @@ from torchzero_clip.core.transform import TensorwiseTransform, averages
 from torchzero_clip.optimizer import branches
 from torchzero_clip.optimizer.averages import params_of
 from torchzero_clip.optimizer.chain_meaning import sentences
+from torchzero_clip.optimizer.construction_warnings import remarks
 
-SIZE = 2**13  # numbers in a parameter that stands for a large one
-MOST = 64  # parameters that stand for all
-END, KERNEL = "the end", "one compiled kernel"
+if TYPE_CHECKING:
+    from torchzero_clip.optimizer.chain_runner import ChainRunner
+
+PARAMETER_SIZE = 2**13
+"""The number of elements of each parameter of the small model."""
+PARAMETERS_WATCHED = 64
+"""The number of parameters of the small model."""
+END = "the end"
+KERNEL = "one compiled kernel"
 ONLY_WRITE = ("copy_", "zero_", "fill_")
+"""Operators that write their first argument without reading it."""
 
 
 class Traffic(TorchDispatchMode):
-    """Counts the bytes that operators read and write during a part of a step.
+    """Counts the bytes that operators read and write in one part of a step.
 
     Args:
-        label: The part, as the plan names it.
-        places: For each storage the words for what it holds.
+        label: The name of the part in the plan.
+        contents: For the address of each storage, the words for its content.
     """
 
-    def __init__(self, label: str, places: dict[int, str]) -> None:
+    def __init__(self, label: str, contents: dict[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.label, self.places = label, places
-        self.read = self.written = 0
-        self.where: set[str] = set()
+        self.label = label
+        self.contents = contents
+        self.read = 0
+        self.written = 0
+        self.targets: set[str] = set()  # the words for what was written
         self.operators: set[str] = set()
-        self.inside = False  # in a pass that is one, whatever it is made of
+        self.inside = False  # whether a pass runs that was counted as a whole
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        told = schema(func)
-        arguments, name = told.arguments, told.name.removeprefix("aten::")
+        result = func(*args, **kwargs)
+        signature = schema(func)
+        arguments = signature.arguments
+        name = signature.name.removeprefix("aten::")
         written = {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write}
-        makes = all([r.alias_info is None for r in told.returns])
+        makes = all([r.alias_info is None for r in signature.returns])
         if self.inside or not (written or makes):  # a view moves nothing
-            return out
+            return result
         named = dict(zip([a.name for a in arguments], args, strict=False)) | kwargs
         if named.get("grad_scale") is None:  # fused kernels write gradients when they scale them
             written.discard("grads")
         for key, value in named.items():
-            only = key in written and (key == "out" or name in ONLY_WRITE)
-            self.count(name, value, reads=not only, writes=key in written)
+            writes = key in written
+            only_writes = writes and (key == "out" or name in ONLY_WRITE)
+            self.count(name, value, reads=not only_writes, writes=writes)
         if makes:
-            self.count(name, out, reads=False, writes=True)
-        return out
+            self.count(name, result, reads=False, writes=True)
+        return result
 
     def count(self, name: str, value: Any, reads: bool, writes: bool) -> None:
-        """Count the tensors that are as large as a parameter; small ones stay in the cache."""
+        """Count the tensors that are as large as a parameter. Smaller ones stay in the cache."""
         tensors = [t for t in tree_leaves(value) if isinstance(t, Tensor)]
-        for t in [t for t in tensors if t.numel() >= SIZE // 2]:
-            size, storage = t.numel() * t.element_size(), t.untyped_storage().data_ptr()
+        for t in [t for t in tensors if t.numel() >= PARAMETER_SIZE // 2]:
+            size = t.numel() * t.element_size()
             self.operators.add(name)
-            self.read += size * reads
-            self.written += size * writes
+            if reads:
+                self.read += size
             if writes:
-                self.where.add(self.places.get(storage, "new memory"))
+                self.written += size
+                address = t.untyped_storage().data_ptr()
+                self.targets.add(self.contents.get(address, "new memory"))
 
     @contextmanager
     def whole(self, read: list[Tensor], written: list[Tensor]) -> Iterator[None]:
-        """Count a pass, and not the operators that it is made of here."""
+        """Count a pass over memory as a whole, and skip the operators that it runs here."""
         self.count(KERNEL, read, reads=True, writes=False)
         self.count(KERNEL, written, reads=False, writes=True)
         self.inside = True
@@ -82,21 +99,29 @@ class Traffic(TorchDispatchMode):
         self.inside = False
 
     def row(self, width: int, numbers: int) -> str:
-        """The line about this part, in bytes for each number."""
+        """Return the line about this part, in bytes per element."""
         operators = ", ".join(sorted(self.operators))
         if self.written:
-            how = f"writes {' and '.join(sorted(self.where))}: {operators}"
+            how = f"writes {' and '.join(sorted(self.targets))}: {operators}"
         elif self.label == END:
             how = "nothing is left to do"
         else:
             how = f"measures: {operators}" if operators else "nothing yet: it joins a later pass"
-        read, written = self.read / numbers, self.written / numbers
+        read = self.read / numbers
+        written = self.written / numbers
         return f"{self.label:{width}}  {read:5.3g}  {written:6.3g}   {how}"
 
 
-def explain(optimizer: Any, make: Callable[..., Any], each: bool = False) -> str:
-    """The plan of a chain: for each link the passes over memory, in bytes for each number."""
-    twin, parts = _twin(optimizer, make), list[Traffic]()
+def explain(optimizer: ChainRunner, make: Callable[..., Any], each: bool = False) -> str:
+    """Return what `Modular.explain` returns.
+
+    Args:
+        optimizer: The optimizer.
+        make: The class of the small twin that is watched.
+        each: Whether to add a table of the parameters.
+    """
+    twin = _twin(optimizer, make)
+    parts: list[Traffic] = []
 
     def watch(read: list[Tensor], written: list[Tensor]) -> AbstractContextManager[None]:
         return parts[-1].whole(read, written)
@@ -105,45 +130,55 @@ def explain(optimizer: Any, make: Callable[..., Any], each: bool = False) -> str
     params = params_of(twin)
     for _ in range(4):
         for p in params:
-            p.grad = torch.full_like(p, 100.0)  # so that limits bite
+            p.grad = torch.full_like(p, 100.0)  # above the limits of clipping rules
         parts.clear()
         skip = _watch(twin, parts)
-    numbers, width = sum(map(Tensor.numel, params)), max([len(part.label) for part in parts])
+    numbers = sum(map(Tensor.numel, params))
+    width = max([len(part.label) for part in parts])
     reads = sum([part.read for part in parts]) / numbers
     writes = sum([part.written for part in parts]) / numbers
-    kinds = _parameters, _owners, _refreshes, _averages
-    told = [line for of_kind in kinds for line in of_kind(optimizer)]
-    said = [*sentences(optimizer), *branches.joint(optimizer)]
-    said = [f"{sentence}." for sentence in [*said, *(branches.fallen(optimizer) if each else ())]]
-    lines = [*said, *[""] * bool(said), repr(optimizer.chain)[len("Chain(") : -1], *told, ""]
-    lines.append(f"{'':{width}}  reads  writes   bytes a number")
+    notes = [remark.message for remark in remarks(optimizer)]
+    notes += [*sentences(optimizer), *branches.joint_norms(optimizer)]
+    if each:
+        notes += branches.unchanged(optimizer)
+    lines = [f"{note}." for note in notes]
+    if notes:
+        lines.append("")
+    lines.append(repr(optimizer.chain)[len("Chain(") : -1])
+    for of_kind in (_parameters, _owners, _refreshes, _averages):
+        lines += of_kind(optimizer)
+    lines += ["", f"{'':{width}}  reads  writes   bytes a number"]
     lines += [part.row(width, numbers) for part in parts]
-    kept = sum([t.numel() for t in twin.engine.lasting()])
-    size = f"{kept / numbers:.3g} of {optimizer._keeps_like} size" if kept else "none"
-    lines.append(f"{'in all':{width}}  {reads:5.3g}  {writes:6.3g}")
-    ends = [f"Memory kept between steps, besides the state: {size}."]
-    if skip:
-        waits = f"The host waits in each step for whether it is skipped: {skip.why}."
-        ends.append("Whether a step is skipped stays on the device." if skip.why is None else waits)
-    ends += optimizer.engine.says([])
-    table = ["", *branches.parameters(optimizer)] if each else []
-    return "\n".join([*lines, "", *ends, *table])
+    lines += [f"{'in all':{width}}  {reads:5.3g}  {writes:6.3g}", ""]
+    lasting = sum([t.numel() for t in twin.engine.lasting()])
+    size = f"{lasting / numbers:.3g} of {optimizer._memory_unit} size" if lasting else "none"
+    lines.append(f"Memory kept between steps, besides the state: {size}.")
+    if skip and skip.why is None:
+        lines.append("Whether a step is skipped stays on the device.")
+    elif skip:
+        lines.append(f"The host waits in each step for whether it is skipped: {skip.why}.")
+    lines += optimizer.engine.says([])
+    if each:
+        lines += ["", *branches.parameters(optimizer)]
+    return "\n".join(lines)
 
 
 def _watch(twin: Any, parts: list[Traffic]) -> Any:
-    """The flag that guards left of a step that happens; `parts` takes the traffic of each link, and
-    of the end.
+    """Run a step, and return its skip flag. `parts` receives the traffic of each link and the end.
+
+    The flag of guards is set back to zero after each link, so that the step is not skipped.
     """
-    places, links = _places(twin), twin.links
+    contents = _contents(twin)
+    links = twin.links
 
     def watched() -> Iterator[Link]:
         for link in links:
-            parts.append(Traffic(link.path, places))
+            parts.append(Traffic(link.path, contents))
             with parts[-1]:
                 yield link
             if step.skip.flag is not None:
                 step.skip.flag.zero_()
-        parts.append(end.enter_context(Traffic(END, places)))
+        parts.append(end.enter_context(Traffic(END, contents)))
 
     with torch.no_grad(), ExitStack() as end:
         step = twin._begin(loss=1.0)  # for links that need the loss of each step
@@ -153,16 +188,18 @@ def _watch(twin: Any, parts: list[Traffic]) -> Any:
     return step.skip
 
 
-def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
-    """The same chain over small parameters of the same kinds."""
-    left, groups, links = MOST, [], optimizer.keys.links
+def _twin(optimizer: ChainRunner, make: Callable[..., Any]) -> Any:
+    """Return an optimizer with the same chain, over small parameters of the same kinds."""
+    room = PARAMETERS_WATCHED
+    groups: list[dict[str, Any]] = []
+    links = optimizer.keys.links
     square = any([getattr(link.transform, "keeps_matrices", False) for link in links])
     for group in optimizer.param_groups:
         names = group.get("param_names") or [f"p{i}" for i in range(len(group["params"]))]
-        rows = list(zip(names, group["params"], strict=True))[: max(left, 1)]
-        left -= len(rows)
+        params = list(zip(names, group["params"], strict=True))[: max(room, 1)]
+        room -= len(params)
         live = {key: group[key] for key in optimizer.keys.defaults}
-        groups.append({**live, "params": [(name, _small(p, square)) for name, p in rows]})
+        groups.append({**live, "params": [(name, _small(p, square)) for name, p in params]})
     options = {name: getattr(optimizer, name) for name in ("fused", "rounding", "state_dtype")}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the optimizer itself has warned
@@ -170,38 +207,49 @@ def _twin(optimizer: Any, make: Callable[..., Any]) -> Any:
     twin._is_trial = True  # explain() may be called on one rank alone
     for link in twin.keys.links:
         if square and getattr(link.transform, "blocks", None) is not None:
-            link.transform = link.acts = link.transform.with_values({"blocks": None})
+            _replace_rule(link, {"blocks": None})
         if getattr(link.transform, "place", "") == "first":  # a guard: all gradients are bad here
-            link.transform = link.acts = link.transform.with_values({"max_consecutive": None})
+            _replace_rule(link, {"max_consecutive": None})
     return twin
 
 
+def _replace_rule(link: Link, values: dict[str, Any]) -> None:
+    """Replace the rule of a link by the same rule with some other values."""
+    link.transform = link.transform.with_values(values)
+    link.acts = link.transform
+
+
 def _small(p: Tensor, square: bool) -> Parameter:
-    """A parameter of SIZE numbers; nearly `square` where the work grows with its longer side."""
-    shape = [SIZE] * p.dim()
+    """Return a parameter of PARAMETER_SIZE elements with as many dimensions.
+
+    It is nearly square if the work of a rule grows with the longer side.
+    """
+    shape = [PARAMETER_SIZE] * p.dim()
     if p.dim() > 1 and square:
-        shape = [SIZE // 128, 128, *[1] * (p.dim() - 2)]
-    elif p.dim() > 1:  # as many rows as it has, which blocks of them must add up to
-        shape = [len(p), max(2, SIZE // max(len(p), 1)), *[1] * (p.dim() - 2)]
+        shape = [PARAMETER_SIZE // 128, 128, *[1] * (p.dim() - 2)]
+    elif p.dim() > 1:  # the same number of rows, because the rows of blocks must add up to it
+        shape = [len(p), max(2, PARAMETER_SIZE // max(len(p), 1)), *[1] * (p.dim() - 2)]
     device = "cpu" if p.device.type == "meta" else p.device
-    dtype = p.dtype if p.is_floating_point() or p.is_complex() else torch.float32  # never moves
+    # a parameter of integers never moves, so any dtype will do
+    dtype = p.dtype if p.is_floating_point() or p.is_complex() else torch.float32
     return Parameter(torch.full(shape, 0.01, dtype=dtype, device=device))
 
 
-def _places(twin: Any) -> dict[int, str]:
-    """The words for each storage: state, a kept buffer, the gradients or the parameters."""
+def _contents(twin: Any) -> dict[int, str]:
+    """Return for the address of each storage the words for its content."""
     params = params_of(twin)
-    rows: dict[str, list[Any]] = {
+    tensors: dict[str, list[Any]] = {
         "state": [value for p in params for value in twin.state[p].values()],
         "a kept buffer": twin.engine.lasting(),
         "the gradients": [p.grad for p in params],
         "the parameters": params,
     }
-    held = [(t, words) for words, row in rows.items() for t in row if isinstance(t, Tensor)]
-    return {t.untyped_storage().data_ptr(): words for t, words in held}
+    pairs = [(t, words) for words, row in tensors.items() for t in row if isinstance(t, Tensor)]
+    return {t.untyped_storage().data_ptr(): words for t, words in pairs}
 
 
-def _parameters(optimizer: Any) -> list[str]:
+def _parameters(optimizer: ChainRunner) -> list[str]:
+    """Return a line about the parameters of each dtype and device."""
     sizes: dict[str, list[int]] = {}
     for p in params_of(optimizer):
         kind = f"{str(p.dtype).removeprefix('torch.')} on {p.device.type}"
@@ -209,38 +257,39 @@ def _parameters(optimizer: Any) -> list[str]:
     return [f"{len(n)} parameters, {sum(n):,} numbers in {kind}" for kind, n in sizes.items()]
 
 
-def _averages(optimizer: Any) -> Iterator[str]:
-    """A line about weights for evaluation, where links have some."""
-    found = [link.path for link in optimizer.keys.links if averages(link.transform)]
-    if found:
-        others = [f"averaged({path!r})" for path in found[:-1]]
+def _averages(optimizer: ChainRunner) -> Iterator[str]:
+    """Yield a line about averaged weights if the chain has some."""
+    paths = [link.path for link in optimizer.keys.links if averages(link.transform)]
+    if paths:
+        others = [f"averaged({path!r})" for path in paths[:-1]]
         more = f", and {' and '.join(others)} those of others" if others else ""
-        yield f"weights for evaluation are those of {found[-1]}: averaged() shows them{more}"
+        yield f"weights for evaluation are those of {paths[-1]}: averaged() shows them{more}"
 
 
-def _owners(optimizer: Any) -> Iterator[str]:
-    """A line for each link whose sharded matrices have owners, and what is gathered instead."""
+def _owners(optimizer: ChainRunner) -> Iterator[str]:
+    """Yield a line for each link whose sharded matrices have owners, or are gathered instead."""
     matrices = [p for p in params_of(optimizer) if p.dim() > 1]
     layouts = [layout for p in matrices if (layout := layout_of(p)) is not None and layout.split]
     ranks = [len(route(layout)[1]) for layout in layouts]
     for link in optimizer.keys.links:
-        needs = getattr(type(link.transform), "operations", TensorwiseTransform.operations)
+        operations = getattr(type(link.transform), "operations", TensorwiseTransform.operations)
         keeps = getattr(link.transform, "keeps_matrices", False)
-        if not layouts or not (keeps or needs is not TensorwiseTransform.operations):
+        if not layouts or not (keeps or operations is not TensorwiseTransform.operations):
             continue
-        owned, lost = [n for n in ranks if n], ranks.count(0)
+        owned = [n for n in ranks if n]
+        gathered = ranks.count(0)
         among = " or ".join(map(str, sorted(set(owned))))
         has = f"{len(owned)} have owners among {among} ranks" if owned else "none has an owner"
         why = "that hold a part share no process group"
-        rest = f"; {lost} are gathered, since the ranks {why}" if lost else ""
+        rest = f"; {gathered} are gathered, since the ranks {why}" if gathered else ""
         yield f"{link.path}: of the model's {len(ranks)} sharded matrices {has}{rest}"
 
 
-def _refreshes(optimizer: Any) -> Iterator[str]:
-    """A line for each link with state that is renewed now and then."""
+def _refreshes(optimizer: ChainRunner) -> Iterator[str]:
+    """Yield a line for each link that refreshes its state only in some steps."""
     for link in optimizer.keys.links:
         if getattr(link.transform, "refreshes", False):
             when = link.transform.rhythm
-            turns = getattr(link.transform, "stagger", False) and when != "in every step"
-            when += ", in turns" if turns else ""
+            if getattr(link.transform, "stagger", False) and when != "in every step":
+                when += ", in turns"
             yield f"{link.path}: a matrix is refreshed {when}, by a program of its own"

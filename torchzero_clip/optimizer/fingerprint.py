@@ -1,4 +1,4 @@
-"""Fingerprints: numbers that tell two chains apart in a checkpoint."""
+"""Fingerprints: numbers in a checkpoint that differ for different chains."""
 
 from __future__ import annotations
 
@@ -13,42 +13,55 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.transform import Transform
 
 MARK = "fingerprint"
+"""The key of the fingerprint in the chain dict of a group."""
 
 
 def fingerprint(links: Sequence[Link]) -> list[int]:
-    """Numbers that tell two chains apart: of their links, and of their fixed arguments.
+    """Return two numbers: one for the links of a chain, one for their fixed arguments.
 
-    Arguments at their default do not count, so that a later release may add some.
+    Arguments with their default value do not count, so that a later release may add some.
     """
     names = [f"{link.path}:{type(link.transform).__name__}" for link in links]
-    rows = [(link.path, name, v) for link in links for name, v in _fixed(link.transform).items()]
-    fixed = [f"{path}/{name}={value!r}" for path, name, value in sorted(rows, key=lambda r: r[:2])]
+    arguments = [
+        (link.path, name, value)
+        for link in links
+        for name, value in _fixed_arguments(link.transform).items()
+    ]
+    arguments.sort(key=lambda argument: argument[:2])
+    fixed = [f"{path}/{name}={value!r}" for path, name, value in arguments]
     return [zlib.crc32("\n".join(lines).encode()) for lines in (names, fixed)]
 
 
-def shared_start(links: Sequence[Link], params: Any, held: Mapping[str, Any]) -> dict[str, Any]:
-    """The chain dict of a new group: the fingerprint, and what a group of the same chain had.
+def shared_start(links: Sequence[Link], params: Any, shared: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the chain dict of a new group: the fingerprint, and state of the same chain.
 
-    The fingerprint is a tensor with a dimension, since distributed checkpointing takes from such
-    the device to load to, and there may be no other.
+    The fingerprint is a tensor with one dimension. Distributed checkpointing finds the device for
+    loading from such tensors, and there may be no other.
+
+    Args:
+        links: All links of the chain.
+        params: The parameters of the group.
+        shared: The chain dict that came with the group. Its state is kept if the chain is the same.
     """
-    mine = fingerprint(links)
-    kept = held if marks(held)[:1] == mine[:1] else {}
+    numbers = fingerprint(links)
+    is_same_chain = marks(shared)[:1] == numbers[:1]
+    state = shared if is_same_chain else {}
     device = next((p.device for p in params if p.device.type != "meta"), "cpu")
-    copied = {k: v.clone() if isinstance(v, Tensor) else v for k, v in kept.items()}
-    return {**copied, MARK: torch.tensor(mine, device=device)}
+    copied = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+    return {**copied, MARK: torch.tensor(numbers, device=device)}
 
 
 def marks(shared: Mapping[str, Any]) -> list[int]:
-    """The fingerprint in a chain dict, or nothing."""
-    held = shared.get(MARK)
-    return held.tolist() if isinstance(held, Tensor) and held.dim() == 1 else []
+    """Return the fingerprint in a chain dict, or an empty list."""
+    value = shared.get(MARK)
+    return value.tolist() if isinstance(value, Tensor) and value.dim() == 1 else []
 
 
-def _fixed(tfm: Any) -> dict[str, Any]:
-    """The arguments that cannot change, other than defaults; a function counts by its name.
+def _fixed_arguments(tfm: Any) -> dict[str, Any]:
+    """Return the arguments that cannot change and have no default value.
 
-    State may be loaded in either of its dtypes.
+    A function is represented by its name. `state_dtype` does not count, because state loads in
+    either dtype.
     """
     others = {*tfm.live, "state_dtype"}
     inside = (Transform, tuple, list, dict) if dict(tfm.children()) else ()

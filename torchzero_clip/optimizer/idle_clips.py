@@ -1,4 +1,4 @@
-"""Idle clips: clipping rules that never clip, since what enters them is bounded already."""
+"""Clipping rules that never clip, because a link before them bounds the update already."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torchzero_clip.core.norms import measure
 from torchzero_clip.core.traits import Bounding
 
 SCOPES = (None, "layer", "group", "global")
-"""What a norm covers, from a tensor to the model. Slices of a tensor come before all of these."""
+"""The scopes of norms, from one tensor to the whole model. Slices of a tensor are smaller."""
 
 
 class Bound(NamedTuple):
-    """A bound of the update: no norm of this kind, over this scope, is larger.
+    """A bound of the update: no norm of this kind and scope is larger than the limit.
 
     Attributes:
-        link: The link that leaves such updates.
+        link: The link whose updates have the bound.
         power: The p of a p-norm, infinity for the largest entry, NaN for the root mean square.
-        scope: What the norm covers, or the dims of slices.
+        scope: The scope of the norm, or the dims of slices.
         limit: The bound.
-        exact: Whether the link sets norms, so that a looser limit after it cannot be meant.
+        exact: Whether the link sets norms, so that a looser limit after it has no effect.
     """
 
     link: Link
@@ -32,8 +32,15 @@ class Bound(NamedTuple):
     limit: float
     exact: bool
 
+    @property
+    def noun(self) -> str:
+        """The word for what is bounded."""
+        if self.power == math.inf:
+            return "entries"
+        return "root mean squares" if math.isnan(self.power) else "norms"
+
     def implies(self, other: Bound) -> bool:
-        """Whether updates within this bound are within the other."""
+        """Return whether all updates within this bound are within the other bound."""
         if self.limit > other.limit:
             return False
         if self.power == math.inf:  # the root mean square is no larger than the largest entry
@@ -46,11 +53,11 @@ class Bound(NamedTuple):
 
 def idle_clips(
     links: Sequence[Link], groups: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[str, str]]:
-    """Yield a sentence for each clipping rule that never clips, and what to do about it.
+) -> Iterator[tuple[Link, float, Bound]]:
+    """Yield each clipping rule that never clips, its limit, and the tighter bound before it.
 
     Args:
-        links: Links that all parameters pass one after another.
+        links: The links that all parameters pass one after another.
         groups: The parameter groups.
     """
     before: list[Bound | None] = [None] * len(groups)
@@ -59,26 +66,16 @@ def idle_clips(
         pairs = [
             (x, y) for x, y in zip(before, here, strict=True) if x is not None and y is not None
         ]
-        idle = bool(pairs) and len(pairs) == len(groups)
-        if idle and all([not y.exact and x.implies(y) for x, y in pairs]):
-            first, second = pairs[0]
-            said = (
-                f"{link.path} at {second.limit:g} never clips: {first.link.path} before it leaves "
-                f"{_norm(first)} of at most {first.limit:g}"
-            )
-            yield said, f"leave one of the two out, or put {link.path} first" if first.exact else ""
-            continue  # the tighter bound stays
-        before = here
-
-
-def _norm(bound: Bound) -> str:
-    if bound.power == math.inf:
-        return "entries"
-    return "root mean squares" if math.isnan(bound.power) else "norms"
+        known = bool(pairs) and len(pairs) == len(groups)
+        if known and all([not y.exact and x.implies(y) for x, y in pairs]):
+            tighter, idle = pairs[0]
+            yield link, idle.limit, tighter
+        else:
+            before = here
 
 
 def _bound(link: Link, group: Mapping[str, Any]) -> Bound | None:
-    """Return the bound that a link leaves with the live values of a group, if one is known."""
+    """Return the bound of the updates of a link with the values of a group, if it is known."""
     rule = link.transform
     if rule.target != "update":
         return None
@@ -95,7 +92,7 @@ def _bound(link: Link, group: Mapping[str, Any]) -> Bound | None:
 
 
 def _of_norm_rule(link: Link, rule: NormRule, live: dict[str, Any]) -> Bound | None:
-    """Return the bound of a rule whose limit is a live value, whatever the norms are."""
+    """Return the bound of a norm rule whose limit is one of its hyperparameters."""
     name = rule.limit_is if _is_still_so(rule, "limit_is", "limit", "step", "apply") else None
     limit = None if name is None else live[name]
     power = _power(rule.ord)
@@ -108,17 +105,21 @@ def _of_norm_rule(link: Link, rule: NormRule, live: dict[str, Any]) -> Bound | N
 
 
 def _is_still_so(rule: Any, mark: str, *methods: str) -> bool:
-    """Whether no class between a rule's own and the one with the mark overrides these methods."""
-    said = _owner(type(rule), mark)
-    return all([issubclass(said, _owner(type(rule), method)) for method in methods])
+    """Return whether no subclass of the class with the mark overrides one of the methods.
+
+    Then the mark is still true of the rule.
+    """
+    marked = _owner(type(rule), mark)
+    return all([issubclass(marked, _owner(type(rule), method)) for method in methods])
 
 
 def _owner(cls: type, name: str) -> type:
-    """Return the class that an attribute is from."""
+    """Return the class that defines an attribute."""
     return next(base for base in cls.__mro__ if name in vars(base))
 
 
 def _power(order: Any) -> float | None:
+    """Return the `power` of a bound for norms of this order, or None if there is none."""
     m = measure(order)
     if m.kind == "max":
         return math.inf
@@ -130,7 +131,7 @@ def _power(order: Any) -> float | None:
 
 
 def _is_part(inner: Any, outer: Any) -> bool:
-    """Whether all that a norm of one scope covers is covered by one norm of the other."""
+    """Return whether one norm of the outer scope covers every norm of the inner scope."""
     if inner == outer:
         return True
     if outer not in SCOPES:

@@ -1,4 +1,4 @@
-"""Keys of live hyperparameters in `param_groups`, and the checks of a group's keys."""
+"""The keys of hyperparameters in `param_groups`, and the checks of a group's keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchzero_clip.optimizer import norm_groups
 SCHEDULER_KEYS = frozenset(
     {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
 )
-WELL_KNOWN = {  # keys of torch's optimizers, and the link that reads them
+WELL_KNOWN = {  # the keys of torch's optimizers, each with the link that reads it
     "lr": "LR(...)",
     "weight_decay": "WeightDecay(...)",
     "momentum": "Momentum(...)",
@@ -30,21 +30,29 @@ WELL_KNOWN = {  # keys of torch's optimizers, and the link that reads them
     "maximize": "Scale(-1)",
     "max_norm": "ClipNorm(...)",
 }
-
-LIMITS = "clip_grad", "clip_norm", "grad_clip", "gradient_clip_val", "max_grad_norm"
-ELSEWHERE = {"learning_rate": "lr", "wd": "weight_decay", **dict.fromkeys(LIMITS, "max_norm")}
-"""What other libraries call a live value."""
+NAMES_OF_MAX_NORM = "clip_grad", "clip_norm", "grad_clip", "gradient_clip_val", "max_grad_norm"
+NAMES_ELSEWHERE = {
+    "learning_rate": "lr",
+    "wd": "weight_decay",
+    **dict.fromkeys(NAMES_OF_MAX_NORM, "max_norm"),
+}
+"""The names of hyperparameters in other libraries, with their names here."""
+MOST_EDITS = 2
+"""The largest number of edits between a misspelled key and the key that was meant."""
 
 
 class GroupKeys:
-    """The key of every live value: bare where one link owns the name, otherwise "Link/name"."""
+    """The keys of all hyperparameters of a chain.
+
+    A key is the bare name if one link owns that name, otherwise "Link/name".
+    """
 
     def __init__(self, links: Sequence[Link]) -> None:
         self.links = [link for top in links for link in top.walk()]
-        self.seen: list[list[Any]] = []  # the live values of each group, in the step before
+        self.seen: list[list[Any]] = []  # the values of each group in the last step
         self._seen_keys: list[frozenset[str]] = []
         self.defaults: dict[str, Any] = {}
-        self.aliases: dict[str, str] = {}  # every qualified name -> the key in use
+        self.aliases: dict[str, str] = {}  # from every qualified name to the key in use
         self.ambiguous: dict[str, list[str]] = {}
         self.owners: dict[str, list[Link]] = {}
         for link in self.links:
@@ -67,9 +75,12 @@ class GroupKeys:
             self._follow_reads(link, link.transform)
 
     def tidy(self, group: dict[str, Any], later: bool = False) -> None:
-        """Bring keys to the names in use, fill in defaults, refuse misspellings and the like.
+        """Rename the keys of a group to the keys in use, add defaults, and check all values.
 
-        A qualified name that turns up `later` is newer than the value under the name in use.
+        Args:
+            group: The group, which is changed.
+            later: Whether the group is checked again. A qualified name is then newer than the value
+                under the key in use, and replaces it.
         """
         if later and "chain" not in group:
             raise ValueError(
@@ -89,11 +100,11 @@ class GroupKeys:
             self._check_link(link, group)
 
     def values(self, group: dict[str, Any]) -> list[Any]:
-        """The live values of a group."""
+        """Return the hyperparameters of a group."""
         return [group[key] for key in self.defaults]
 
     def check_groups(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Check keys and live values that are others than in the step before."""
+        """Check keys and values that have changed since the last step."""
         if list(map(frozenset, groups)) != self._seen_keys:
             for g, group in enumerate(groups):
                 of_group(g, self.tidy, group, True)
@@ -101,23 +112,24 @@ class GroupKeys:
             self.seen = list(map(self.values, groups))
         if not torch.compiler.is_compiling():
             for g, group in enumerate(groups):
-                held = [group[key] for key in self.defaults]
-                if not all(map(operator.is_, held, self.seen[g])):
-                    self.seen[g] = of_group(g, self.check_changed, group, held, self.seen[g])
+                values = [group[key] for key in self.defaults]
+                if not all(map(operator.is_, values, self.seen[g])):
+                    self.seen[g] = of_group(g, self.check_changed, group, values, self.seen[g])
 
     def forget(self) -> None:
-        """Check all in the next step: the groups are others."""
+        """Check all keys and values in the next step, because the groups were replaced."""
         self._seen_keys = []
 
     def check_changed(
-        self, group: dict[str, Any], held: Sequence[Any], seen: Sequence[Any]
+        self, group: dict[str, Any], values: Sequence[Any], seen: Sequence[Any]
     ) -> list[Any]:
-        """Check the links whose live values are other objects than those seen; returns the values.
+        """Check the links whose hyperparameters are new objects, and return all hyperparameters.
 
-        Objects are compared, since to compare tensors would wait for their device.
+        The objects are compared and not their values, because a comparison of tensors would
+        synchronize with their device.
         """
-        rows = zip(self.defaults, held, seen, strict=True)
-        changed = {key for key, new, old in rows if new is not old}
+        pairs = zip(self.defaults, values, seen, strict=True)
+        changed = {key for key, new, old in pairs if new is not old}
         for key in changed:
             group[key] = live_value(group[key])
         for link in self.links:
@@ -126,18 +138,21 @@ class GroupKeys:
         return self.values(group)
 
     def _check_link(self, link: Link, group: dict[str, Any]) -> None:
-        """Raise the sentence of the link's constructor for values that make no sense."""
+        """Raise the error of the link's constructor for values that it does not accept."""
         if link.keys:
             now = {name: group[key] for name, key in link.keys.items()}
             self._follow_reads(link, link.transform.with_values(now))
 
     def _follow_reads(self, link: Link, now: Any) -> None:
-        """Find the links whose live values the transform reads, as it is now."""
+        """Find the links whose hyperparameters the transform reads with its present values."""
         for name in read_elsewhere(now):
             link.read[name] = _owner_for(link, name, self.owners.get(name, []))
 
     def refuse(self, key: str, value: Any) -> None:
-        """Raise for a key that is ambiguous, misspelt or read by no link; others are the user's."""
+        """Raise an error for a key that is ambiguous, misspelled or read by no link.
+
+        All other unknown keys belong to the user, and are accepted.
+        """
         if key in self.ambiguous:
             raise ValueError(
                 f"the group key {key!r} is ambiguous here: use one of {self.ambiguous[key]}"
@@ -154,14 +169,14 @@ class GroupKeys:
                 f"a group sets {key}={value!r}, but no link of this chain reads it: "
                 f"add {WELL_KNOWN[key]} to the chain"
             )
-        meant = ELSEWHERE.get(key)
+        meant = NAMES_ELSEWHERE.get(key)
         if meant in self.defaults or meant in self.ambiguous:
             raise ValueError(f"unknown group key {key!r}: it is called {meant!r} here")
         if near := nearest(key, [*self.defaults, *self.aliases, *self.ambiguous]):
             raise ValueError(f"unknown group key {key!r}: did you mean {near!r}?")
 
     def check_structure(self, tops: Sequence[Link]) -> None:
-        """Refuse guards that do not come first, and clips of gradients that no link reads."""
+        """Raise an error for guards that are not first, and clipping of unread gradients."""
         guards = [link for link in self.links if getattr(link.transform, "place", "") == "first"]
         for link in guards:
             if link not in tops[: len(guards)]:
@@ -169,21 +184,22 @@ class GroupKeys:
                     f"{link.path} must come first in the chain, before anything has seen the "
                     f"gradients; the links are {[top.path for top in tops]}"
                 )
-        blind: list[tuple[str, str]] = []
-        _follow(tops, None, blind)
-        if blind:
+        unread: list[tuple[str, str]] = []
+        _follow(tops, None, unread)
+        if unread:
+            clip, producer = unread[0]
             raise ValueError(
-                f'{blind[0][0]} has target="grad" but comes after {blind[0][1]}, which has made an '
+                f'{clip} has target="grad" but comes after {producer}, which has made an '
                 "update already, and no later link reads the gradient, so it would change nothing: "
-                f'move it to the front, give {blind[0][1]} target="grad" too, or use '
+                f'move it to the front, give {producer} target="grad" too, or use '
                 'target="update" (a class that reads group["grads"] says so with '
                 'reads = ("grads",))'
             )
 
 
-def refuse_arguments(owner: str, given: Mapping[str, Any], init: Any) -> None:
-    """Raise a sentence for keyword arguments that a constructor of optimizers does not take."""
-    for name, value in given.items():
+def refuse_arguments(owner: str, unknown: Mapping[str, Any], init: Any) -> None:
+    """Raise an error for keyword arguments that an optimizer does not accept."""
+    for name, value in unknown.items():
         link = WELL_KNOWN.get(name, f"{class_with(name)}(...)")
         if link == "a link(...)":
             raise TypeError(f"{owner}: {no_argument(init, name)}")
@@ -195,7 +211,7 @@ def refuse_arguments(owner: str, given: Mapping[str, Any], init: Any) -> None:
 
 
 def refuse_no_params(owner: str, params: Any) -> None:
-    """Raise a sentence for what often stands where the parameters should."""
+    """Raise an error for a module or a transform in the place of the parameters."""
     if isinstance(params, torch.nn.Module):
         raise TypeError(f"{owner} takes parameters, got a module: pass model.parameters()")
     if isinstance(params, Transform):
@@ -206,47 +222,69 @@ def refuse_no_params(owner: str, params: Any) -> None:
 
 
 def _owner_for(link: Link, name: str, owners: Sequence[Link]) -> Link:
-    """The link whose live value another reads; raises unless there is one, or one is nearest."""
+    """Return the link whose hyperparameter another link reads.
+
+    Raise an error unless there is exactly one owner in the innermost chain that has any.
+    """
     for depth in range(link.path.count("/"), -1, -1):
         start = link.path.split("/")[:depth]
         near = [other for other in owners if other.path.split("/")[:depth] == start]
         if len(near) == 1:
             return near[0]
+    if owners:
+        paths = [other.path for other in owners]
+        raise ValueError(f"{link.path} reads {name}, which one link may own, got {paths}")
     hint = WELL_KNOWN.get(name, f"a link with {name}")
-    none = f"but no link of this chain owns it: add {hint} to the chain"
-    many = f"which one link may own, got {[other.path for other in owners]}"
-    raise ValueError(f"{link.path} reads {name}, {many if owners else none}")
+    raise ValueError(
+        f"{link.path} reads {name}, but no link of this chain owns it: add {hint} to the chain"
+    )
 
 
 def _follow(
-    links: Sequence[Link], produced: str | None, blind: list[tuple[str, str]]
+    links: Sequence[Link], produced: str | None, unread: list[tuple[str, str]]
 ) -> str | None:
-    """Note "grad" links after one that made an update; returns the last link that did."""
+    """Collect the links with target="grad" after a link that has made an update.
+
+    Args:
+        links: The links to follow.
+        produced: The path of the last link before them that has made an update.
+        unread: Receives the path of each such link, and of the link that has made the update. A
+            later link that reads gradients empties the list.
+
+    Returns:
+        The path of the last link that has made an update.
+    """
     for link in [link for link in links if link.transforms]:
         tfm = link.transform
         if "grads" in tfm.reads:
-            blind.clear()
+            unread.clear()
         if tfm.inner == "chain":
-            produced = _follow(link.children, produced, blind)
+            produced = _follow(link.children, produced, unread)
         elif tfm.inner == "branches":
-            ends = [_follow([child], produced, blind) for child in link.children]
+            ends = [_follow([child], produced, unread) for child in link.children]
             produced = next((end for end in ends if end is not None), produced)
         elif tfm.target == "update":
             produced = produced if tfm.leaves == "gradient" else link.path
         elif produced is not None:
-            blind.append((link.path, produced))
+            unread.append((link.path, produced))
     return produced
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
-    """The known name that may have been meant: at most two edits away, and not all of it."""
+    """Return the known name that was probably meant, or None.
+
+    It is at most two edits away, and shares at least one letter with the given name.
+    """
     far = {other: _distance(name.lower(), other.lower()) for other in known}
-    near = [other for other, edits in far.items() if edits <= min(2, len(other) - 1)]
+    near = [other for other, edits in far.items() if edits <= min(MOST_EDITS, len(other) - 1)]
     return min(near, key=far.__getitem__, default=None)
 
 
-def _distance(a: str, b: str, most: int = 2) -> int:
-    """Edit distance, a swap of neighbours counting once; more than `most` counts as one more."""
+def _distance(a: str, b: str, most: int = MOST_EDITS) -> int:
+    """Return the number of edits between two names, at most `most` + 1.
+
+    A swap of neighbors counts as one edit.
+    """
     if a == b:
         return 0
     if not (a and b and most):
@@ -260,7 +298,7 @@ def _distance(a: str, b: str, most: int = 2) -> int:
 
 
 def of_group(g: int, check: Callable[..., Any], *args: Any) -> Any:
-    """The result of a check; an error names the group."""
+    """Return the result of a check. An error of the check names the group."""
     try:
         return check(*args)
     except (TypeError, ValueError) as error:
@@ -268,7 +306,7 @@ def of_group(g: int, check: Callable[..., Any], *args: Any) -> Any:
 
 
 def refuse_nameless(links: Sequence[Link], group: Mapping[str, Any]) -> None:
-    """Raise a sentence where a rule asks for the names of parameters that came without."""
+    """Raise an error if a rule needs the names of parameters that have none."""
     for link in links:
         if getattr(link.transform, "scope", None) == "layer" and "param_names" not in group:
             raise ValueError(

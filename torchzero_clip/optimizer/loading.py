@@ -1,4 +1,4 @@
-"""Loading a checkpoint, and the live values that were given beside its own."""
+"""Loading a checkpoint, and what happens to hyperparameters that were set here."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ OwnGroups: TypeAlias = Sequence[dict[str, Any]]
 
 @contextmanager
 def loading(optimizer: Any, state_dict: Any, keep: Sequence[str]) -> Iterator[None]:
-    """While it lasts torch's `load_state_dict` takes a checkpoint of the optimizer's chain, or
-    raises before anything changes.
+    """Make torch's `load_state_dict` accept a checkpoint of the optimizer's chain meanwhile.
+
+    A checkpoint that does not fit raises an error before anything changes.
     """
     checked: list[Checkpoint] = []
-    if not isinstance(state_dict, Mapping):  # torch would copy it before anybody looks
+    if not isinstance(state_dict, Mapping):  # torch would copy it before any hook can check it
         check_form(state_dict, optimizer.param_groups)
 
-    def look(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-        groups, keys = optimizer.param_groups, optimizer.keys
-        checkpoint = Checkpoint(given, groups, keys, optimizer.layout)
-        keep_given(checkpoint.groups, groups, keys, keep)
+    def check(_: Optimizer, own_copy: dict[str, Any]) -> dict[str, Any]:
+        groups = optimizer.param_groups
+        keys = optimizer.keys
+        checkpoint = Checkpoint(own_copy, groups, keys, optimizer.layout)
+        keep_own_values(checkpoint.groups, groups, keys, keep)
         checkpoint.check(repr(optimizer.chain))
         warn_of_values(checkpoint.groups, groups, keys, optimizer._scheduled)
         checkpoint.adapt()
@@ -39,14 +41,23 @@ def loading(optimizer: Any, state_dict: Any, keep: Sequence[str]) -> Iterator[No
     def restore(_: Optimizer) -> None:
         checked[0].restore(optimizer.state)
 
-    before = optimizer.register_load_state_dict_pre_hook(look)
+    before = optimizer.register_load_state_dict_pre_hook(check)
     after = optimizer.register_load_state_dict_post_hook(restore, prepend=True)
     with before, after:
         yield
 
 
-def keep_given(theirs: OwnGroups, ours: OwnGroups, keys: GroupKeys, names: Sequence[str]) -> None:
-    """Put our live values of these names in the place of those of the checkpoint."""
+def keep_own_values(
+    theirs: OwnGroups, ours: OwnGroups, keys: GroupKeys, names: Sequence[str]
+) -> None:
+    """Replace the checkpoint's values of some hyperparameters with our values.
+
+    Args:
+        theirs: The groups of the checkpoint, which are changed.
+        ours: The groups of the optimizer.
+        keys: The keys of its hyperparameters.
+        names: The names of the hyperparameters that keep our values.
+    """
     for name in names:
         key = keys.aliases.get(name, name)
         if key not in keys.defaults:
@@ -54,56 +65,68 @@ def keep_given(theirs: OwnGroups, ours: OwnGroups, keys: GroupKeys, names: Seque
                 f"load_state_dict: keep takes names of live values, {[*keys.defaults]}, "
                 f"got {name!r}"
             )
-        spelt = {key, *[long for long, short in keys.aliases.items() if short == key]}
-        spelt |= {"initial_lr"} if key == "lr" else set()  # schedulers multiply that
+        spellings = {key, *[long for long, short in keys.aliases.items() if short == key]}
+        if key == "lr":
+            spellings.add("initial_lr")  # schedulers compute the rate from it
         for group, here in zip(theirs, ours, strict=True):
-            for other in spelt & group.keys():
-                del group[other]
-            group.update({other: here[other] for other in spelt & here.keys()})
+            for spelling in spellings & group.keys():
+                del group[spelling]
+            group.update({spelling: here[spelling] for spelling in spellings & here.keys()})
 
 
 def warn_of_values(
-    groups: OwnGroups, ours: OwnGroups, keys: GroupKeys, scheduled: Collection[str]
+    theirs: OwnGroups, ours: OwnGroups, keys: GroupKeys, scheduled: Collection[str]
 ) -> None:
-    """Warn where live values that were given differ from those that are loaded."""
-    found: dict[str, str] = {}
-    for g, (theirs, here) in enumerate(zip(groups, ours, strict=True)):
-        keys.tidy(theirs := dict(theirs), later=True)
-        for key in keys.defaults.keys() - scheduled - found.keys():
-            if not _as_given(key, theirs, here):
-                taken, given = _told(theirs[key]), _told(here[key])
-                told = f"{key}: the checkpoint's {taken} is taken, {given} was given"
-                found[key] = f"group {g}: {told}" if g else told
-    names = [key for key in keys.defaults if key in found]
+    """Warn if hyperparameters of the checkpoint differ from the values that were set here.
+
+    Args:
+        theirs: The groups of the checkpoint.
+        ours: The groups of the optimizer.
+        keys: The keys of its hyperparameters.
+        scheduled: The keys whose values a schedule changes, which do not count.
+    """
+    changes: dict[str, str] = {}
+    for g, (group, here) in enumerate(zip(theirs, ours, strict=True)):
+        loaded = dict(group)
+        keys.tidy(loaded, later=True)
+        for key in keys.defaults.keys() - scheduled - changes.keys():
+            if not _is_same_setting(key, loaded, here):
+                new = _readable(loaded[key])
+                old = _readable(here[key])
+                change = f"{key}: the checkpoint's {new} is taken, {old} was given"
+                changes[key] = f"group {g}: {change}" if g else change
+    names = [key for key in keys.defaults if key in changes]
     if names:
         warn(
-            f"{'; '.join([found[key] for key in names])}. To take what was given: "
+            f"{'; '.join([changes[key] for key in names])}. To take what was given: "
             f"load_state_dict(state_dict, keep={tuple(names)})",
         )
 
 
-def _as_given(key: str, theirs: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
-    """Whether a value of a checkpoint is the one that was given, or what a scheduler of torch made
-    of it.
-    """
-    rate, cycled = key == "lr", key in ("betas", "momentum") and "max_momentum" in theirs
-    given = here.get("initial_lr", here[key]) if rate else here[key]
-    begun = [theirs[k] for k in ("initial_lr", "max_lr") if rate and k in theirs]
-    return cycled or any([_alike(given, value) for value in (theirs[key], *begun)])
+def _is_same_setting(key: str, theirs: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
+    """Return whether a checkpoint's value is our value, or what torch's scheduler made of it."""
+    if key in ("betas", "momentum") and "max_momentum" in theirs:
+        return True  # OneCycleLR and CyclicLR change the momentum
+    if key != "lr":
+        return _is_equal(here[key], theirs[key])
+    first_rates = [theirs[k] for k in ("initial_lr", "max_lr") if k in theirs]
+    own = here.get("initial_lr", here[key])
+    return any([_is_equal(own, rate) for rate in (theirs[key], *first_rates)])
 
 
-def _alike(a: Any, b: Any) -> bool:
-    """Whether two live values are equal; numbers to the precision of a tensor that holds one."""
-    a, b = _told(a), _told(b)
+def _is_equal(a: Any, b: Any) -> bool:
+    """Return whether two hyperparameters are equal, up to the precision of float32."""
+    a = _readable(a)
+    b = _readable(b)
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
-        return len(a) == len(b) and all(map(_alike, a, b))
+        return len(a) == len(b) and all(map(_is_equal, a, b))
     if isinstance(a, (int, float)) and isinstance(b, (int, float)):
         return math.isclose(a, b, rel_tol=1e-6)
     return bool(a == b)
 
 
-def _told(value: Any) -> Any:
-    """A live value as a number that can be read, or printed."""
+def _readable(value: Any) -> Any:
+    """Return a hyperparameter with numbers in place of tensors, for comparing and printing."""
     if isinstance(value, (tuple, list)):
-        return type(value)(map(_told, value))
+        return type(value)(map(_readable, value))
     return value.item() if isinstance(value, Tensor) and not value.is_meta else value

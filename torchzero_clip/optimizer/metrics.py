@@ -1,4 +1,4 @@
-"""Metrics: the measurements of the links by name."""
+"""Metrics: the measurements of the links, by name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from torchzero_clip.core.division import UNITS, UnitIds, UnitRecord
 
 
 def metrics_of(records: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics, by name, of the records that the links left, whose memory the next step may
-    write. The entries of vectors are in the order of the parameters.
+    """Return the metrics, by name, from the records that the links left.
+
+    All tensors are copies, because the next step may write the memory of the records. The elements
+    of vectors are in the order of the parameters.
     """
-    out: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     for path, record in records.items():
         if isinstance(record, dict):
             ids = record.get(UNITS)
@@ -28,8 +30,8 @@ def metrics_of(records: Mapping[str, Any]) -> dict[str, Any]:
             vectors["clipped"] = ratio > 1
             values = {name: _plain(value) for name, value in vectors.items()}
         for name, value in values.items():
-            out[f"{path}/{name}"] = value if order is None else _in_order(value, order)
-    return out
+            metrics[f"{path}/{name}"] = value if order is None else _in_order(value, order)
+    return metrics
 
 
 def _copied(value: Any) -> Any:
@@ -37,30 +39,33 @@ def _copied(value: Any) -> Any:
 
 
 def _in_order(value: Any, order: list[int]) -> Any:
-    """The entries of a vector of units in this order; other values as they are."""
+    """Return the elements of a vector of units in this order, or any other value as it is."""
     if not isinstance(value, Tensor) or value.shape != (len(order),):
         return value
     return value[torch.tensor(order).to(value.device, non_blocking=True)]
 
 
 def units_of(records: Mapping[str, Any]) -> dict[str, UnitIds]:
-    """The units of the entries of each metric that may be a vector."""
-    out: dict[str, UnitIds] = {}
+    """Return the units of the elements of each metric that may be a vector, by its name."""
+    units: dict[str, UnitIds] = {}
     for path, record in records.items():
         if isinstance(record, dict):
             if ids := record.get(UNITS):
                 ids = ids.in_order()
-                out.update({f"{path}/{name}": ids for name in record if name != UNITS})
+                units.update({f"{path}/{name}": ids for name in record if name != UNITS})
         else:
             ids = record.division.ids(record.groups).in_order()
-            names = ["limit", "factor", "clipped"] + ["norm"] * (not ids.one_norm)
-            out.update({f"{path}/{name}": ids for name in names})
-    return out
+            names = ["limit", "factor", "clipped"]
+            if not ids.one_norm:
+                names.append("norm")
+            units.update({f"{path}/{name}": ids for name in names})
+    return units
 
 
 def _of_units(record: UnitRecord) -> list[Tensor]:
-    """Limits and ratios of the units, or of every group where the groups share one norm."""
-    units, norm = record.division, record.norm
+    """Return the limits and the ratios of the units, or of the groups if they share one norm."""
+    units = record.division
+    norm = record.norm
     limits = [
         x.expand_as(norm) if isinstance(x, Tensor) else torch.full_like(norm, x)
         for x in record.limits
@@ -71,5 +76,6 @@ def _of_units(record: UnitRecord) -> list[Tensor]:
 
 
 def _plain(value: Tensor) -> Tensor:
+    """Return a vector as float32 or bool, and a vector of one element as a 0-dim tensor."""
     value = value[0] if value.numel() == 1 else value
     return value if value.dtype == torch.bool else value.to(torch.float32, copy=True)

@@ -1,4 +1,4 @@
-"""Norm groups: which gradients rules about norms leave out, and which share a norm of their own."""
+"""Norm groups: gradients that norm rules skip, and gradients that share a separate norm."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from torchzero_clip.core.cohort import TAG, label
 from torchzero_clip.core.description import ON_NORMS
 
 
-def said(groups: Any) -> tuple[Any, ...]:
-    """Return all that groups and their parameters say to rules about norms."""
+def settings_of(groups: Any) -> tuple[Any, ...]:
+    """Return all settings for norm rules that groups and their parameters have."""
     keys = [group.get(key) for group in groups for key in ON_NORMS]
     return (*keys, *[getattr(p, TAG, None) for group in groups for p in group["params"]])
 
 
 def check(group: Mapping[str, Any]) -> None:
     """Raise an error unless the keys of a group have values that rules can read."""
-    clip, named = group.get("clip", True), group.get("norm_group")
+    clip = group.get("clip", True)
+    named = group.get("norm_group")
     if not isinstance(clip, bool):
         raise TypeError(
             f"the group key 'clip' says whether norm rules look at the group, True or False, got "
@@ -49,18 +50,18 @@ def check_tags(g: int, group: Mapping[str, Any], process_group: Any) -> None:
 
 
 def _is_name(named: Any) -> bool:
-    """Whether it may be the name of a norm group, which is part of the keys of state."""
+    """Return whether a value may be the name of a norm group, which is part of state keys."""
     return isinstance(named, str) and bool(named) and not set("/@") & set(named)
 
 
-def kept(theirs: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
-    """A group of a checkpoint with what the program says of it here."""
+def with_own_settings(theirs: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a group of a checkpoint with the norm settings of the group here."""
     rest = {key: value for key, value in theirs.items() if key not in ON_NORMS}
     return {**rest, **{key: here[key] for key in ON_NORMS if key in here}}
 
 
 def sentences(groups: Any) -> Iterator[str]:
-    """Whose norms are others than one would think."""
+    """Yield a sentence for each group that norm rules skip, or that has a separate norm."""
     for g, group in enumerate(groups):
         tags = sorted({tag for p in group["params"] if (tag := getattr(p, TAG, None))})
         if not group.get("clip", True):

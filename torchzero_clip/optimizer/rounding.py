@@ -1,4 +1,8 @@
-"""Rounding: how parameters in half precision take their update, and float32 weights behind them."""
+"""Rounding: how parameters in half precision are updated, and the float32 weights they stand for.
+
+With rounding="exact", a bfloat16 parameter is the upper half of a float32 weight. The lower half is
+in the state of the parameter.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +18,27 @@ from torchzero_clip.core.formats import ROUNDINGS, Exact, lower, upper, wide_of
 from torchzero_clip.core.formats.stochastic import DROPPED
 from torchzero_clip.core.sharding.layout import layout_of, local
 from torchzero_clip.core.state import STATE_DTYPES
-from torchzero_clip.core.user_warnings import warn
-
-WARNED: set[str] = set()  # once a process
 
 
 def check_options(
     owner: str, fused: Any, compile: Any, rounding: Any, state_dtype: Any, group: Any
 ) -> None:
-    """Raise a sentence unless the options of an optimizer are what they should be."""
-    rows = ("rounding", rounding, ROUNDINGS), ("state_dtype", state_dtype, tuple(STATE_DTYPES))
-    for name, given, choices in rows:
-        if not isinstance(given, str) or given not in choices:
-            raise ValueError(f"{owner}: {name} must be one of {choices}, got {given!r}")
-    kind = getattr(torch.distributed, "ProcessGroup", object)
-    if group is not None and not isinstance(group, kind):
-        said = f"a ProcessGroup, as mesh.get_group() is, or None, got {group!r}"
-        raise TypeError(f"{owner}: process_group must be {said}")
-    for name, given in (("fused", fused), ("compile", compile)):
-        if not isinstance(given, bool):
-            raise TypeError(f"{owner}: {name} must be True or False, got {given!r}")
+    """Raise an error unless the options of an optimizer have values that they accept."""
+    texts = ("rounding", rounding, ROUNDINGS), ("state_dtype", state_dtype, tuple(STATE_DTYPES))
+    for name, value, choices in texts:
+        if not isinstance(value, str) or value not in choices:
+            raise ValueError(f"{owner}: {name} must be one of {choices}, got {value!r}")
+    process_group_class = getattr(torch.distributed, "ProcessGroup", object)
+    if group is not None and not isinstance(group, process_group_class):
+        expected = f"a ProcessGroup, as mesh.get_group() is, or None, got {group!r}"
+        raise TypeError(f"{owner}: process_group must be {expected}")
+    for name, value in (("fused", fused), ("compile", compile)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{owner}: {name} must be True or False, got {value!r}")
 
 
 def refuse_float16(owner: str, rounding: str, group: Mapping[str, Any]) -> None:
-    """Raise a sentence where exact weights are asked for behind float16."""
+    """Raise an error if rounding="exact" has to handle parameters in float16."""
     if rounding == "exact" and any([p.dtype == torch.float16 for p in group["params"]]):
         raise ValueError(
             f"{owner}: rounding='exact' keeps the lower half of float32 beside bfloat16, and "
@@ -45,28 +46,13 @@ def refuse_float16(owner: str, rounding: str, group: Mapping[str, Any]) -> None:
         )
 
 
-def warn_of_lost_updates(optimizer: Any) -> None:
-    """Warn once, on the first rank, where parameters in half precision round to the nearest, and
-    nobody has said so.
-    """
-    ranks = torch.distributed
-    later = ranks.is_available() and ranks.is_initialized() and ranks.get_rank()
-    if not (later or WARNED) and narrow(optimizer):
-        WARNED.add("lost")
-        warn(
-            "parameters in half precision lose updates of less than half a unit in the last place: "
-            "give rounding='exact' (float32 behind bfloat16, 2 bytes a parameter), 'kahan' (2) or "
-            "'stochastic' (0), or 'nearest' where that is meant; metrics() has rounding/lost"
-        )
-
-
-def narrow(optimizer: Any) -> bool:
-    """Whether there are parameters in half precision that are trained."""
+def has_half_precision(optimizer: Any) -> bool:
+    """Return whether an optimizer trains parameters in half precision."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     return any([p.dtype in DROPPED and p.requires_grad for p in params])
 
 
-# ---------------------------------------------------------------------- float32 behind bfloat16
+# ---------------------------------------------------------------------- float32 weights
 
 
 def is_exact(optimizer: Any, p: Tensor) -> bool:
@@ -75,26 +61,36 @@ def is_exact(optimizer: Any, p: Tensor) -> bool:
 
 
 def weights_of(optimizer: Any, p: Tensor) -> Tensor:
-    """A parameter as links see it; of a sharded one the part that is here."""
+    """Return a parameter as links receive it. Of a sharded parameter, return the local part."""
     if not is_exact(optimizer, p):
         return local(p)
     rest = optimizer.state.get(p, {}).get(Exact.key)
     return local(p).float() if rest is None else wide_of(local(p), local(rest))
 
 
-def in_model(owner: str, model: Module, found: Mapping[Tensor, Tensor]) -> dict[str, Any]:
-    """The state dict of a model, with what is here of others in the place of its parameters."""
+def in_model(owner: str, model: Module, weights: Mapping[Tensor, Tensor]) -> dict[str, Any]:
+    """Return the state dict of a model with other weights in the place of its parameters.
+
+    Args:
+        owner: The name of the public method, for errors.
+        model: The model.
+        weights: The local weights of each parameter.
+    """
     state: dict[str, Any] = model.state_dict(keep_vars=True)
-    for key, p in tensors_of(owner, model, found).items():
-        layout, value = layout_of(p), found.get(p, p)
+    for key, p in tensors_of(owner, model, weights).items():
+        layout = layout_of(p)
+        value = weights.get(p, p)
         state[key] = (value if layout is None or value is p else layout.wrap(value)).detach()
     return state
 
 
-def tensors_of(owner: str, model: Module, mine: Container[Tensor]) -> dict[str, Tensor]:
-    """The parameters and buffers of a model, by key; raises a sentence where none is of mine."""
+def tensors_of(owner: str, model: Module, trained: Container[Tensor]) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a model, by key.
+
+    Raise an error if the model contains no trained parameter.
+    """
     tensors = {k: t for k, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
-    if not any([t in mine for t in tensors.values()]):
+    if not any([t in trained for t in tensors.values()]):
         raise ValueError(
             f"{owner}: takes the model that this optimizer trains, got one without its parameters"
         )
@@ -103,43 +99,46 @@ def tensors_of(owner: str, model: Module, mine: Container[Tensor]) -> dict[str, 
 
 @torch.no_grad()
 def split(p: Tensor, x: Tensor, state: dict[str, Any]) -> None:
-    """Keep float32 numbers in both halves, a parameter and what is beside it in its state."""
+    """Store float32 weights as two halves: the parameter, and the lower half in its state."""
     x = x.to(p.device, torch.float32)
     local(p).copy_(upper(x))
     rest = state.setdefault(Exact.key, torch.zeros_like(p, dtype=Exact.dtype))
     local(rest).copy_(lower(x))
 
 
-def shown_halves(state: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return state with the lower halves as bytes, as a state dict has them.
+def halves_as_bytes(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return state with the lower halves as bytes, the form that they have in a state dict.
 
-    They are 16-bit integers, which NCCL and gloo cannot send, so that
-    `StateDictOptions(full_state_dict=True)` could not gather them. The bytes have one dim more, the
-    last one, and share the memory.
+    The lower halves are 16-bit integers. NCCL and gloo cannot send 16-bit integers, so
+    `StateDictOptions(full_state_dict=True)` could not gather them. The bytes have one more
+    dimension, which is the last, and share the memory.
     """
-    return {key: _in_bytes(held) for key, held in state.items()}
+    return {key: _in_bytes(of_param) for key, of_param in state.items()}
 
 
-def _in_bytes(held: Any) -> Any:
-    if not (isinstance(held, Mapping) and isinstance(held.get(Exact.key), Tensor)):
-        return held
-    rest = held[Exact.key]
+def _in_bytes(of_param: Any) -> Any:
+    """Return the state of one parameter with its lower half as bytes."""
+    if not (isinstance(of_param, Mapping) and isinstance(of_param.get(Exact.key), Tensor)):
+        return of_param
+    rest = of_param[Exact.key]
     if rest.dtype != Exact.dtype:
-        return held
-    layout, here = layout_of(rest), local(rest).detach().unsqueeze(-1).view(torch.uint8)
+        return of_param
+    layout = layout_of(rest)
+    half = local(rest).detach().unsqueeze(-1).view(torch.uint8)
     if layout is not None:
-        here = replace(layout, shape=(*layout.shape, rest.element_size())).wrap(here)
-    return {**held, Exact.key: here}
+        half = replace(layout, shape=(*layout.shape, rest.element_size())).wrap(half)
+    return {**of_param, Exact.key: half}
 
 
-def kept_halves(held: Any) -> Any:
-    """Return the state of one parameter with lower halves of `shown_halves` as integers again."""
-    shown = held.get(Exact.key) if isinstance(held, Mapping) else None
-    if not (isinstance(shown, Tensor) and shown.dtype == torch.uint8 and shown.shape[-1:] == (2,)):
-        return held
-    layout, here = layout_of(shown), local(shown)
-    here = here if here.stride(-1) == 1 else here.contiguous()
-    rest = here.view(Exact.dtype).squeeze(-1)
+def halves_as_integers(of_param: Any) -> Any:
+    """Return the state of one parameter with its lower half as integers, not bytes."""
+    half = of_param.get(Exact.key) if isinstance(of_param, Mapping) else None
+    if not (isinstance(half, Tensor) and half.dtype == torch.uint8 and half.shape[-1:] == (2,)):
+        return of_param
+    layout = layout_of(half)
+    part = local(half)
+    part = part if part.stride(-1) == 1 else part.contiguous()
+    rest = part.view(Exact.dtype).squeeze(-1)
     if layout is not None:
         rest = replace(layout, shape=layout.shape[:-1]).wrap(rest)
-    return {**held, Exact.key: rest}
+    return {**of_param, Exact.key: rest}

@@ -1,4 +1,4 @@
-"""StateLayout: what an optimizer keeps for a parameter and a group, and checks of such state."""
+"""StateLayout: the state that an optimizer keeps for a parameter and a group, and its checks."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from torchzero_clip.core.transform import Transform, averages
 from torchzero_clip.optimizer.averages import SHOWN, TRAINING
 
 COUNTS = frozenset({"step", "count", "seen", "skipped", "consecutive", "begun"})
-"""Names of whole numbers in the state of our own links."""
+"""The names of whole numbers in the state of the library's links."""
 WIDTHS = frozenset({torch.float32, torch.bfloat16})
-"""The dtypes of state in the shape of a parameter, which load as each other."""
+"""The dtypes of state in the shape of a parameter. State loads from one into the other."""
 STATISTICS = frozenset({torch.float32, torch.float64})
-"""Those of numbers, which are as wide as a unit's widest parameter."""
+"""The dtypes of unit state, which is as wide as the widest parameter of a unit."""
 OURS = __name__.partition(".")[0]
-ROUNDING = frozenset({*[kept.key for kept in KEPT.values()], *ROUNDS, *DRAWS})
-"""Keys that no link keeps, but the rounding of parameters and state."""
+ROUNDING = frozenset({*[form.key for form in KEPT.values()], *ROUNDS, *DRAWS})
+"""The state keys of roundings, which belong to no link."""
 OTHERS = ROUNDING | {SHOWN, TRAINING}
-"""Keys that no link keeps."""
+"""All state keys that belong to no link."""
 
 
 class Entry(NamedTuple):
-    """The kind of value that is kept under one key.
+    """The kind of value that belongs to one state key.
 
     Attributes:
-        example: A tensor like it, without memory.
-        kinds: Dtypes that load as each other.
-        link: The link that keeps it; none keeps the compensation of a rounding.
+        example: A meta tensor with its shape and dtype.
+        kinds: The dtypes that load into each other.
+        link: The link that keeps it. The compensation of a rounding belongs to no link.
     """
 
     example: Tensor
@@ -50,8 +50,9 @@ class Entry(NamedTuple):
     link: Link | None = None
 
     def check(self, where: str, key: str, value: Any) -> None:
-        """Raise a sentence where a value has another form than the example."""
-        here, example = f"{key!r} of {where}", self.example
+        """Raise an error if the form of a value differs from the example."""
+        here = f"{key!r} of {where}"
+        example = self.example
         if not isinstance(value, Tensor):
             if example.dim() or not _is_number(value):
                 raise ValueError(
@@ -69,88 +70,100 @@ class Entry(NamedTuple):
             )
 
     def is_number(self, key: str) -> bool:
-        """Whether this is a Python number, which never was on a device."""
-        numbers = (BEGUN, *getattr(self.link and self.link.transform, "numbers", ()))
-        return self.link is not None and key.rpartition("/")[2] in numbers
+        """Return whether the value is a Python number, which is never on a device."""
+        if self.link is None:
+            return False
+        names = (BEGUN, *getattr(self.link.transform, "numbers", ()))
+        return key.rpartition("/")[2] in names
 
 
 class StateLayout:
-    """All that the links of a chain may keep, and a rounding of parameters."""
+    """The state that the links of a chain and a rounding of parameters may keep."""
 
     def __init__(self, links: Sequence[Link], rounding: str) -> None:
-        self.links, self.rounding = links, rounding
+        self.links = links
+        self.rounding = rounding
         self._companies = _companies(links)
 
     def of_parameter(self, p: Tensor) -> dict[str, Entry]:
-        """What may be kept for a parameter, by key."""
-        made: dict[str, Entry] = {}
+        """Return the entries of all state that may be kept for a parameter, by key."""
+        entries: dict[str, Entry] = {}
         exact = self.rounding == "exact" and p.dtype in DROPPED
-        seen = torch.empty_like(p, dtype=torch.float32, device="meta") if exact else p
+        weights = torch.empty_like(p, dtype=torch.float32, device="meta") if exact else p
         for link in self.links:
             of_units: dict[str, Any] = getattr(link.transform, "init_unit", dict)()
-            for key, example in link.layout(seen).items():
+            for key, example in link.layout(weights).items():
                 kinds = WIDTHS if example.shape == p.shape else frozenset()
-                kinds = STATISTICS if key.rpartition("/")[2] in of_units else kinds
-                made[key] = Entry(example, kinds, link)
+                if key.rpartition("/")[2] in of_units:
+                    kinds = STATISTICS
+                entries[key] = Entry(example, kinds, link)
         if self.rounding in KEPT and p.dtype in DROPPED:
-            kept = KEPT[self.rounding]
-            made[kept.key] = Entry(torch.empty_like(p, dtype=kept.dtype, device="meta"))
+            form = KEPT[self.rounding]
+            entries[form.key] = Entry(torch.empty_like(p, dtype=form.dtype, device="meta"))
         if any([averages(link.transform) for link in self.links]):
-            made[TRAINING] = Entry(torch.empty_like(p, device="meta"))
-        return made
+            entries[TRAINING] = Entry(torch.empty_like(p, device="meta"))
+        return entries
 
     def check_dtypes(
         self, param_groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]
     ) -> None:
-        """Raise a sentence where state has no longer the dtype that its parameter asks for."""
+        """Raise an error if a parameter was converted to another dtype after its state was made."""
         for g, group in enumerate(param_groups):
             for i, p in enumerate(group["params"]):
                 for key, entry in self.of_parameter(p).items() if state.get(p) else ():
-                    held = state[p].get(key)
-                    own = isinstance(held, Tensor) and entry.kinds is not STATISTICS
-                    if own and held.dtype != entry.example.dtype:
+                    value = state[p].get(key)
+                    fixed = isinstance(value, Tensor) and entry.kinds is not STATISTICS
+                    if fixed and value.dtype != entry.example.dtype:
                         raise TypeError(
                             f"parameter {i} of group {g} is {p.dtype} now, and its state {key!r} "
-                            f"still {held.dtype}: convert a model before its optimizer is made, or "
-                            "let the state begin anew with optimizer.state.clear()"
+                            f"still {value.dtype}: convert a model before its optimizer is made, "
+                            "or let the state begin anew with optimizer.state.clear()"
                         )
 
     def check_parameter(
         self,
         where: str,
-        held: Mapping[str, Any],
+        state: Mapping[str, Any],
         shared: Mapping[str, Any],
         p: Tensor,
         clips: bool = True,
         name: str | None = None,
     ) -> None:
-        """Raise a sentence unless this is all the state that links need for a parameter, no more.
+        """Raise an error unless a parameter has all the state that links need, and no more.
 
-        `shared` is the state of its group, and `clips` says whether norm rules look at it.
+        Args:
+            where: The name of the parameter, for errors.
+            state: Its state in the checkpoint.
+            shared: The state of its group.
+            p: The parameter.
+            clips: Whether norm rules look at its group.
+            name: The name of the parameter, if it has one.
         """
-        known = {**self.of_parameter(p), **self._of_matrices(held)}
-        asked = self._asked(known, name, p)
+        known = {**self.of_parameter(p), **self._of_matrices(state)}
+        complete = self._keys_of_complete_state(known, name, p)
         later_seen = False
         for company in reversed(self._companies):
             links = [x for x in company.links if clips or not getattr(x.transform, "clips", False)]
             paths = {link.path for link in links}
-            expected = {key for key in asked if key.rpartition("/")[0] in paths}
+            expected = {key for key in complete if key.rpartition("/")[0] in paths}
             common = {f"{link.path}/{name}" for link in links for name in link.group_values()}
-            seen = not expected.isdisjoint(held)
-            missing = sorted((expected - held.keys()) | (common - shared.keys()))
-            needed = seen or company.let_in(held) or (later_seen and not company.apart)
+            seen = not expected.isdisjoint(state)
+            missing = sorted((expected - state.keys()) | (common - shared.keys()))
+            needed = seen or company.let_in(state) or (later_seen and not company.apart)
             if missing and needed:
                 raise ValueError(f"the checkpoint lacks {', '.join(map(repr, missing))} of {where}")
             known_gate = company.gate is None or _is_ours(company.gate)
             later_seen = (later_seen or seen) and known_gate
         for key, entry in known.items():
-            if key in held:
-                entry.check(where, key, held[key])
-                _check_if_count(where, entry.link, key, held[key])
-        _refuse_rest(where, set(filter(is_links, held)) - known.keys())
+            if key in state:
+                entry.check(where, key, state[key])
+                _check_if_count(where, entry.link, key, state[key])
+        _refuse_rest(where, set(filter(is_links, state)) - known.keys())
 
-    def _asked(self, known: Mapping[str, Entry], name: str | None, p: Tensor) -> set[str]:
-        """Return the keys of the state that the links keep once they have acted on a parameter."""
+    def _keys_of_complete_state(
+        self, known: Mapping[str, Entry], name: str | None, p: Tensor
+    ) -> set[str]:
+        """Return the keys of all state that a parameter has once all links have acted on it."""
         keys = set(known)
         for link in self.links:
             rule = link.transform
@@ -159,55 +172,62 @@ class StateLayout:
             rows = _rows_of(rule, name or "", p)
             for b, count in enumerate(rows):
                 with torch.device("meta"):
-                    made = rule.init_matrix(count, p.numel() // sum(rows))
-                keys |= {matrix_key(link.path, state, b) for state in made}
+                    of_matrix = rule.init_matrix(count, p.numel() // sum(rows))
+                keys |= {matrix_key(link.path, state, b) for state in of_matrix}
             if not rows and rule.drops != "first":
                 keys.discard(f"{link.path}/{BEGUN}")
         return keys
 
-    def _of_matrices(self, held: Mapping[str, Any]) -> dict[str, Entry]:
-        """What is kept of matrices, whose form the link checks where it meets them."""
-        made: dict[str, Entry] = {}
+    def _of_matrices(self, state: Mapping[str, Any]) -> dict[str, Entry]:
+        """Return entries for the matrix state of a parameter. Links check its form in a step."""
+        entries: dict[str, Entry] = {}
         for link in self.links:
             names = set(matrix_names(link.transform))
-            for key, value in held.items() if names else ():
+            for key, value in state.items() if names else ():
                 path, _, name = key.rpartition("/")
                 if path == link.path and re.sub(r"_[0-9]+$", "", name) in names:
                     like = value if isinstance(value, Tensor) else torch.empty(1, device="meta")
-                    made[key] = Entry(like, frozenset(), link)
-        return made
+                    entries[key] = Entry(like, frozenset(), link)
+        return entries
 
     def check_group(self, where: str, shared: Mapping[str, Any], params: Sequence[Tensor]) -> None:
-        """Raise a sentence unless this is the state that links keep once for a group."""
-        left = set(filter(is_links, shared))
+        """Raise an error unless a group has the state that links keep once for a group."""
+        unchecked = set(filter(is_links, shared))
         for link in self.links:
-            own = {key for key in left if key.rpartition("/")[0] == link.path}
-            made = {f"{link.path}/{name}": value for name, value in link.group_values().items()}
-            for key, value in made.items() if own and params else ():
-                alike = [one for one in own if _shared_name(one) == key]
-                if not alike:
+            own = {key for key in unchecked if key.rpartition("/")[0] == link.path}
+            expected = {f"{link.path}/{name}": value for name, value in link.group_values().items()}
+            for key, value in expected.items() if own and params else ():
+                variants = [own_key for own_key in own if _without_norm_group(own_key) == key]
+                if not variants:
                     raise ValueError(f"the checkpoint lacks {key!r} of {where}")
-                for one in alike:
-                    Entry(statistic(value, params[0]), STATISTICS).check(where, one, shared[one])
+                for variant in variants:
+                    entry = Entry(statistic(value, params[0]), STATISTICS)
+                    entry.check(where, variant, shared[variant])
             for key in own:
                 _check_if_count(where, link, key, shared[key])
-            left -= {key for key in own if not _is_plain(link) or _shared_name(key) in made}
-        _refuse_rest(where, left)
+            unchecked -= {
+                key for key in own if not _is_plain(link) or _without_norm_group(key) in expected
+            }
+        _refuse_rest(where, unchecked)
 
     def starts_as_nan(self, key: str, p: Tensor | None) -> bool:
-        """Whether state of a parameter, or of a group, is NaN until something is known, as the
-        places of an empty window.
+        """Return whether state begins as NaN, as the places of an empty window do.
+
+        Args:
+            key: The key of the state.
+            p: Its parameter, or None for the state of a group.
         """
-        path, _, name = _shared_name(key).rpartition("/")
+        path, _, name = _without_norm_group(key).rpartition("/")
         rule = next(link.transform for link in self.links if link.path == path)
-        made = rule.per_group() if p is None else rule.per_parameter(p)
-        return name in made and bool(local(torch.as_tensor(made[name])).isnan().any())
+        first = rule.per_group() if p is None else rule.per_parameter(p)
+        return name in first and bool(local(torch.as_tensor(first[name])).isnan().any())
 
 
 def _rows_of(rule: Any, name: str, p: Tensor) -> Sequence[int]:
-    """Return the rows of the matrices that a parameter is to a rule; none if the rule refuses it.
+    """Return the rows of each matrix that a rule makes of a parameter.
 
-    A rule inside Partition or Masked is asked about parameters that it never sees.
+    The list is empty if the rule refuses the parameter. A rule inside Partition or Masked never
+    receives some parameters, and may refuse them.
     """
     try:
         rows: Sequence[int] = rule.rows_of(name, p)
@@ -217,28 +237,28 @@ def _rows_of(rule: Any, name: str, p: Tensor) -> Sequence[int]:
 
 
 def matrix_names(rule: Any) -> list[str]:
-    """The names of the state that a rule keeps of matrices."""
+    """Return the names of the state that a rule keeps for each matrix."""
     if not getattr(rule, "keeps_matrices", False):
         return []
     with torch.device("meta"):
         return list(rule.init_matrix(2, 3))
 
 
-def _shared_name(key: str) -> str:
-    """A key without the norm group whose state it has."""
+def _without_norm_group(key: str) -> str:
+    """Return a key of group state without the name of a norm group."""
     path, slash, name = key.rpartition("/")
     return path + slash + name.partition("@")[0]
 
 
 def is_links(key: Any) -> bool:
-    """Whether a key of state is a link's, and begins with its path; no user's or wrapper's does."""
+    """Return whether a state key belongs to a link, and not to a user or a wrapper."""
     return isinstance(key, str) and "/" in key and key not in OTHERS
 
 
 def check_count(where: str, key: str, value: Any) -> None:
-    """Raise a sentence unless a count is a whole number that has not lost its way.
+    """Raise an error unless a count is a whole number from 0 to 2**63.
 
-    That of a matrix lies in parts, which may be empty here.
+    The count of a sharded matrix is not checked, because the local part may be empty.
     """
     if isinstance(value, Tensor) and (value.is_meta or is_sharded(value)):
         return
@@ -262,7 +282,7 @@ def _refuse_rest(where: str, keys: set[str]) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether this is a number that a tensor can hold."""
+    """Return whether a value is a number that a tensor can hold."""
     try:
         return isinstance(value, numbers.Real) and isinstance(float(value), float)
     except OverflowError:
@@ -270,24 +290,24 @@ def _is_number(value: Any) -> bool:
 
 
 class Company(NamedTuple):
-    """Links that act on a parameter in the same steps, so that it has the state of all or of none.
+    """Links that act in the same steps, so that a parameter has the state of all or of none.
 
     Attributes:
         links: The links, first to last.
-        gate: The link before them that may keep a parameter from them, if there is one.
-        apart: Whether they are inside a link that some parameters, or some steps, pass by.
+        gate: The link before them that may stop a parameter, if there is one.
+        apart: Whether they are inside a link that some parameters or some steps skip.
     """
 
     links: list[Link]
     gate: Link | None = None
     apart: bool = False
 
-    def let_in(self, held: Mapping[str, Any]) -> bool:
-        """Whether the state of a parameter says that its gate has let the parameter through."""
+    def let_in(self, state: Mapping[str, Any]) -> bool:
+        """Return whether the state of a parameter shows that it has passed the gate."""
         if self.gate is None or not isinstance(self.gate.transform, Gate):
             return False
         path = f"{self.gate.path}/"
-        own = {key.removeprefix(path): x for key, x in held.items() if str(key).startswith(path)}
+        own = {key.removeprefix(path): x for key, x in state.items() if str(key).startswith(path)}
         return self.gate.transform.passed(own)
 
 
@@ -301,7 +321,7 @@ def _companies(links: Sequence[Link]) -> list[Company]:
         return companies[-1]
 
     def join(links: Sequence[Link], company: Company) -> Company:
-        """Add links that a parameter passes one after another; return the company of the last."""
+        """Add links that a parameter passes in turn, and return the company of the last one."""
         for link in [link for link in links if link.transforms]:
             tfm = link.transform
             if skips and not _is_plain(link):  # it may read the flag of a guard, and end the step
@@ -309,9 +329,9 @@ def _companies(links: Sequence[Link]) -> list[Company]:
             company.links.append(link)
             children = list(link.children)
             if not _is_passed_by_all(link):
-                ways = [children] if tfm.inner == "chain" else [[child] for child in children]
-                for way in ways:
-                    join(way, begin(link, True))
+                paths = [children] if tfm.inner == "chain" else [[child] for child in children]
+                for path in paths:
+                    join(path, begin(link, True))
                 children = []
             before_drop = tfm.children_before_drop if isinstance(tfm, Gate) else 0
             company = join(children[:before_drop], company)
@@ -325,9 +345,9 @@ def _companies(links: Sequence[Link]) -> list[Company]:
 
 
 def _is_passed_by_all(link: Link) -> bool:
-    """Whether all parameters that reach a link go through all transforms inside it, in each step.
+    """Return whether all parameters that reach a link pass all transforms inside, in each step.
 
-    Of a class that is not of this library nothing is known.
+    Nothing is known of classes outside of this library, so the answer for them is False.
     """
     rule = link.transform
     return _is_ours(link) and not (rule.asks or isinstance(rule, Sometimes))
@@ -338,5 +358,5 @@ def _is_ours(link: Link) -> bool:
 
 
 def _is_plain(link: Link) -> bool:
-    """Whether the link has no step of its own, so that it acts in every step and ends none."""
+    """Return whether a link has the default step, so that it acts in every step and ends none."""
     return getattr(type(link.transform), "step", None) in (Transform.step, NormRule.step)

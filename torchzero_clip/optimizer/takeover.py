@@ -1,4 +1,4 @@
-"""take_over: what the checkpoint of another chain has of this one."""
+"""take_over: loading the parts of another chain's checkpoint that this chain also has."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from torch import Tensor
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.traits import Smoothing
+from torchzero_clip.optimizer.chain_runner import ChainRunner
 from torchzero_clip.optimizer.checkpoint import check_form
-from torchzero_clip.optimizer.modular import Modular
 from torchzero_clip.optimizer.state_layout import is_links
 
 
 def take_over(
-    optimizer: Modular,
+    optimizer: ChainRunner,
     state_dict: Mapping[str, Any],
     link: str | None = None,
     *,
     keep: str | Sequence[str] = (),
 ) -> list[str]:
-    """Load what the checkpoint of another chain, or of an optimizer of torch, has of this chain.
+    """Load state and hyperparameters from a checkpoint of another chain or of a torch optimizer.
 
-    What has the same name in both goes over, state and live values; the rest begins anew. In a
-    distributed run all ranks must call it.
+    Whatever has the same name in both is loaded. Everything else starts from its first values. In a
+    distributed run all ranks must call this function.
 
     Args:
         optimizer: A `Modular`, a `Clipper` or the handle of `attach`.
-        state_dict: What `state_dict()` of the other gave, with as many groups and parameters.
-        link: The path of the link that takes the state of an optimizer of torch, as "Adam".
-        keep: Live values that stay as they were given here, as in `load_state_dict`.
+        state_dict: The result of the other optimizer's `state_dict()`, with the same number of
+            groups and parameters.
+        link: The path of the link that takes the state of a torch optimizer, such as "Adam".
+        keep: Hyperparameters that keep their values here, as in `load_state_dict`.
 
     Returns:
-        The names of the state that went over.
+        The names of the state that was loaded.
 
     Example:
         >>> import torch
@@ -48,39 +49,42 @@ def take_over(
         >>> print(take_over(opt, adamw.state_dict(), link="Adam"))
         ['Adam/exp_avg', 'Adam/exp_avg_sq', 'Adam/step']
     """
-    if not isinstance(optimizer, Modular):
+    if not isinstance(optimizer, ChainRunner):
         raise TypeError(f"take_over: takes a Modular, got {optimizer!r}")
     check_form(state_dict, optimizer.param_groups)
-    taker = None if link is None else _link(optimizer, link)
+    adopter = None if link is None else _link_at(optimizer, link)
     optimizer.init_state()
-    mine = optimizer.state_dict()
-    rows: list[tuple[dict[str, Any], Mapping[str, Any]]] = []
-    for group, other in zip(mine["param_groups"], state_dict["param_groups"], strict=True):
+    merged = optimizer.state_dict()
+    pairs: list[tuple[dict[str, Any], Mapping[str, Any]]] = []  # our state and the other state
+    for group, other in zip(merged["param_groups"], state_dict["param_groups"], strict=True):
         group.update({key: other[key] for key in group.keys() & other.keys() - RESERVED})
-        rows.append((group["chain"], {k: x for k, x in other.get("chain", {}).items() if "/" in k}))
-        for index, theirs in zip(group["params"], other["params"], strict=True):
-            held = state_dict["state"].get(theirs, {})
-            if taker is not None:
-                held = _adopted(taker, held, other)
-            state = mine["state"][index] = dict(mine["state"].get(index, {}))
-            rows.append((state, held))
-    taken = {key for held, theirs in rows for key in held.keys() & theirs.keys()}
-    known = sorted({key for held, _ in rows for key in held if is_links(key)})
-    if known and not taken and any([theirs for _, theirs in rows]):
+        shared = {key: x for key, x in other.get("chain", {}).items() if "/" in key}
+        pairs.append((group["chain"], shared))
+        for index, other_index in zip(group["params"], other["params"], strict=True):
+            theirs = state_dict["state"].get(other_index, {})
+            if adopter is not None:
+                theirs = _adopted(adopter, theirs, other)
+            ours = dict(merged["state"].get(index, {}))
+            merged["state"][index] = ours
+            pairs.append((ours, theirs))
+    common = {key for ours, theirs in pairs for key in ours.keys() & theirs.keys()}
+    known = sorted({key for ours, _ in pairs for key in ours if is_links(key)})
+    offered = {key for _, theirs in pairs for key in theirs}
+    if known and offered and not common:
         raise ValueError(
-            f"take_over: the checkpoint has {sorted({k for _, theirs in rows for k in theirs})}, "
+            f"take_over: the checkpoint has {sorted(offered)}, "
             f"this chain keeps {known}: no name is in both; for the state of an optimizer of torch "
             'give the link that takes it, as link="Adam"'
         )
-    for held, theirs in rows:
-        for key in held.keys() & theirs.keys():
-            held[key] = _like(held[key], copy.deepcopy(theirs[key]))
-    optimizer.load_state_dict(mine, keep=keep)
-    return sorted(taken)
+    for ours, theirs in pairs:
+        for key in ours.keys() & theirs.keys():
+            ours[key] = _in_own_dtype(ours[key], copy.deepcopy(theirs[key]))
+    optimizer.load_state_dict(merged, keep=keep)
+    return sorted(common)
 
 
-def _link(optimizer: Modular, path: str) -> Link:
-    """Return the link with a path; raise ValueError if there is none."""
+def _link_at(optimizer: ChainRunner, path: str) -> Link:
+    """Return the link with a path, and raise ValueError if there is none."""
     paths = {link.path: link for link in optimizer.keys.links if link.transforms}
     if path not in paths:
         raise ValueError(f"take_over: no link has the path {path!r}, only {sorted(paths)}")
@@ -88,7 +92,7 @@ def _link(optimizer: Modular, path: str) -> Link:
 
 
 def _adopted(link: Link, state: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of a parameter in an optimizer of torch under the keys of a link."""
+    """Return the state of a parameter in a torch optimizer under the keys of a link."""
     try:
         own_form = state and isinstance(link.transform, Smoothing)
         adopted = link.transform.adopted(state, group) if own_form else state
@@ -97,13 +101,13 @@ def _adopted(link: Link, state: Mapping[str, Any], group: Mapping[str, Any]) -> 
     return {f"{link.path}/{name}": value for name, value in adopted.items()}
 
 
-def _like(mine: Any, theirs: Any) -> Any:
+def _in_own_dtype(ours: Any, theirs: Any) -> Any:
     """Return a value of another checkpoint in the dtype that it has here.
 
-    torch keeps some scalars in float32 where the parameters are float64, and state of bfloat16
+    torch keeps some scalars in float32 if the parameters are float64, and state of bfloat16
     parameters in bfloat16.
     """
-    both = isinstance(mine, Tensor) and isinstance(theirs, Tensor)
-    if both and mine.is_floating_point() and theirs.is_floating_point():
-        return theirs.to(mine.dtype)
+    both = isinstance(ours, Tensor) and isinstance(theirs, Tensor)
+    if both and ours.is_floating_point() and theirs.is_floating_point():
+        return theirs.to(ours.dtype)
     return theirs

@@ -22,7 +22,7 @@ def need(fine: Any, sentence: str, kind: type[Exception] = ValueError) -> None:
 
 def check_run(opt: Any, model: Any, parts: Any) -> list[Any]:
     """Return the parts as a list; raise unless these are an optimizer, its model and parts."""
-    steps = isinstance(opt, Modular) and (opt._makes_steps or isinstance(opt, Attached))
+    steps = isinstance(opt, (Modular, Attached))
     given = f"got {type(opt).__name__}"
     need(steps, f"takes a Modular or the handle that attach returned, {given}", TypeError)
     what = f"model must be the torch.nn.Module that the optimizer trains, got {_kind(model)}"
@@ -55,7 +55,7 @@ def check_numbers(given: dict[str, Any]) -> None:
     need(given["every"] % given["check"] == 0, f"{what}, got {given['every']}")
 
 
-def check_slower(opt: Modular, slower: Any) -> tuple[float, int]:
+def check_slower(opt: Modular | Attached, slower: Any) -> tuple[float, int]:
     """Return a factor for the rate and a number of steps; raise unless these are such."""
     what = "slower must be a factor up to 1 for the rate and a number of steps, as (0.5, 100)"
     pair = isinstance(slower, (tuple, list)) and len(slower) == 2

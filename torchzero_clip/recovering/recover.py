@@ -161,7 +161,7 @@ class Recover:
 
     def __init__(
         self,
-        opt: Modular,
+        opt: Modular | Attached,
         model: Module,
         *,
         every: int = 200,

@@ -23,8 +23,8 @@ from torch.optim import Optimizer
 from torchzero_clip.core.sharding.layout import Layout, layout_of, local
 from torchzero_clip.core.tensor_kinds import is_sharded
 from torchzero_clip.core.torch_private import tree_leaves
-from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.averages import reshard
+from torchzero_clip.optimizer.chain_runner import ChainRunner
 
 PARAMS = "params"  # the key of a group that has its parameters
 
@@ -82,7 +82,7 @@ class Snapshot:
         self, optimizers: Sequence[Optimizer], model: Module, parts: Sequence[Any]
     ) -> None:
         self._optimizers, self._model = optimizers, model
-        self._chains = [opt for opt in optimizers if isinstance(opt, Modular)]
+        self._chains = [opt for opt in optimizers if isinstance(opt, ChainRunner)]
         self._place = self._chains[0].place
         own = [m for m in model.modules() if type(m).get_extra_state is not Module.get_extra_state]
         self._parts = [(part.state_dict, part.load_state_dict) for part in parts]

@@ -1,8 +1,8 @@
-"""Gradients that are dropped during `backward`: `released` has the optimizer and its hooks.
+"""release: an optimizer whose parameters step during `backward`, and drop their gradients.
 
-`running` keeps the step on its way, since its parameters come one by one; `last_step` has rules
-that look further than a tensor scale by what the step before has measured, and `one_at_a_time` lets
-all of them use the memory of the largest.
+`released` is the optimizer with its hooks. `step_in_progress` collects the steps of single
+parameters into one step. `last_step` has norm rules that scale by the factor of the step before.
+`one_at_a_time` lets all parameters share the memory of the largest one.
 """
 
 from torchzero_clip.releasing.released import Released, release

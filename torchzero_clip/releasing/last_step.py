@@ -1,4 +1,4 @@
-"""Rules that look further than a tensor: what the step before lets them do, or why not."""
+"""Rules that look at more than one tensor, and scale by the factor of the step before."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from torchzero_clip.core.scalars import numbered
 
 
 class LastStep:
-    """A norm rule that looks further than a tensor, at its link: it divides by what the norm of the
-    step before asked for, and adds up the norm of this one.
+    """A norm rule that looks at more than one tensor, while gradients come one at a time.
+
+    It divides by the divisor that follows from the norm of the step before. It also collects the
+    norm of this step, for the next one.
     """
 
     def __init__(self, link: Link) -> None:
-        self.link, self.rule = link, link.transform
-        self.columns: dict[Tensor, Tensor] = {}  # the statistics of what has flowed in this step
+        self.link = link
+        self.rule = link.transform
+        self.columns: dict[Tensor, Tensor] = {}  # the statistics of each update in this step
         link.acts = self
 
     def init(self, param: Tensor) -> dict[str, Any]:
@@ -30,24 +33,25 @@ class LastStep:
         return {**self.rule.per_parameter(param), "divisor": 1.0}
 
     def per_group(self) -> dict[str, Any]:
-        made: dict[str, Any] = self.rule.per_group()
-        return made
+        state: dict[str, Any] = self.rule.per_group()
+        return state
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
-        made: list[Bucket] = self.rule.prepare(buckets)
-        return made
+        prepared: list[Bucket] = self.rule.prepare(buckets)
+        return prepared
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         measure = norms.measure(self.rule.ord)
         for bucket in buckets:
             columns = bucket.u.statistics(measure).unbind(1)
             self.columns.update(zip(bucket.originals, columns, strict=True))
-            u, ratio = bucket.u.to(bucket.state_dtype), bucket.state["divisor"].stack()
+            u = bucket.u.to(bucket.state_dtype)
+            ratio = bucket.state["divisor"].stack()
             bucket.u = bucket.session.divide(u, ratio)
         return buckets
 
     def decide(self, step: Step) -> None:
-        """The divisors for the next step, from all that has flowed in this one."""
+        """Compute the divisors for the next step from all updates of this step."""
         if not self.columns:
             return
         moved = in_buckets(step, lambda p: p if p in self.columns else None)
@@ -61,13 +65,16 @@ class LastStep:
             for bucket in members:
                 divisor = bucket.state["divisor"]
                 new = units.as_list(bucket, ratio)
-                divisor.copy_(new.where(new.isfinite(), divisor))  # a NaN ends with its step
+                divisor.copy_(new.where(new.isfinite(), divisor))  # a NaN affects one step only
         self.columns = {}
 
 
 def too_far(links: Iterable[Link], limit: str) -> list[Link]:
-    """The links that look further than a tensor; raises unless the last step can tell them."""
-    found: list[Link] = []
+    """Return the links that look at more than one tensor.
+
+    Raise an error for a link that cannot use the norm of the step before either.
+    """
+    late: list[Link] = []
     for link in links:
         rule = link.transform
         plain = isinstance(rule, NormRule) and type(rule).step is NormRule.step
@@ -80,22 +87,22 @@ def too_far(links: Iterable[Link], limit: str) -> list[Link]:
         if link.transforms and rule.reach != "tensor":
             if not scales or limit != "last step":
                 raise ValueError(_refusal(link, scales))
-            found.append(link)
-        if not plain:  # else a rule inside is asked for its limit alone
-            found += too_far(link.children, limit)
-    return found
+            late.append(link)
+        if not plain:  # a rule inside of a norm rule only computes a limit
+            late += too_far(link.children, limit)
+    return late
 
 
 def _refusal(link: Link, scales: bool) -> str:
-    """Why a rule cannot be released, and the two ways out."""
+    """Return the error message for a rule that cannot be released, with the two remedies."""
     reach = link.transform.reach
     late = "limit='last step', with which it scales by the factor from the norm of the step before"
     if not scales:
         late = "limit='last step' for a rule that only scales, as ClipNorm(1.0, dim='global') does"
-    sentence = (
+    message = (
         f"release: {link.path} looks at a whole {reach}, and each gradient is gone before the next "
         f"one comes: take a rule that looks at single tensors, as ClipNorm(1.0) does, or {late}"
     )
     if type(link.transform).__module__.partition(".")[0] != __name__.partition(".")[0]:
-        sentence += '. A class of your own that treats each tensor by itself says reach = "tensor"'
-    return sentence
+        message += '. A class of your own that treats each tensor by itself says reach = "tensor"'
+    return message

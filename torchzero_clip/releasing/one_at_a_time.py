@@ -1,37 +1,24 @@
-"""An engine for parameters that come one at a time."""
+"""OneAtATime: a compiled engine for parameters that step one at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 
-import torch
 from torch import Tensor
 
-from torchzero_clip.core import Step
-from torchzero_clip.core.engine import Cover, Engine, Records, Session, Through
+from torchzero_clip.core.engine import Session
+from torchzero_clip.engines import Compiled
 
-ANEW = (
+WHY_NOT_REPLAYED = (
     "gradients are released: autograd chooses which parameter steps next, each by its own kernels"
 )
 
 
-class OneAtATime:
-    """An engine for one tensor at a time: the next takes over the memory that is kept for it."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    def check(self, device: torch.device) -> None:
-        self.engine.check(device)
+class OneAtATime(Compiled):
+    """A compiled engine for one tensor at a time. The next tensor uses the same memory again."""
 
     def __repr__(self) -> str:
-        return f"OneAtATime({self.engine!r})"
-
-    def twin(self, watch: Cover | None = None) -> Engine:
-        return self.engine.twin(watch)
-
-    def lasting(self) -> list[Tensor]:
-        return self.engine.lasting()
+        return "OneAtATime()"
 
     def open(
         self,
@@ -40,23 +27,8 @@ class OneAtATime:
         params: Sequence[Tensor],
         grads: Sequence[Tensor],
     ) -> Session:
-        kind = (params[0].device, params[0].dtype)
-        return self.engine.open(kind, list(range(len(places))), params, grads)
-
-    def in_turn(self) -> Engine:
-        return self.engine.in_turn()
-
-    def step(self, step: Step, through: Through) -> Records:
-        return self.engine.step(step, through)
-
-    def forget(self, why: str) -> None:
-        self.engine.forget(why)
-
-    def phase(self) -> Callable[[], None]:
-        return self.engine.phase()
-
-    def capture(self, devices: set[torch.device]) -> None:
-        self.engine.capture(devices)
+        kind = (params[0].device, params[0].dtype)  # tensors of one kind share memory
+        return super().open(kind, list(range(len(places))), params, grads)
 
     def says(self, besides: Sequence[str]) -> list[str]:
-        return self.engine.says([*besides, ANEW])
+        return super().says([*besides, WHY_NOT_REPLAYED])

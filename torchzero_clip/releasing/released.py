@@ -1,10 +1,10 @@
-"""release: each parameter steps as soon as its gradient is whole, which is then dropped."""
+"""release: each parameter steps as soon as its gradient is complete, and then drops it."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -14,14 +14,15 @@ from torchzero_clip.core import Chain, Step, Transform
 from torchzero_clip.core.cohort import Roster, label
 from torchzero_clip.core.formats.stochastic import DRAWS, ROUNDS, prepare_draws
 from torchzero_clip.core.step import evaluate
-from torchzero_clip.engines import AT_ONCE, Compiled, Eager
+from torchzero_clip.engines import AT_ONCE, Eager
 from torchzero_clip.optimizer import Modular
+from torchzero_clip.optimizer.averages import params_of
 from torchzero_clip.releasing.last_step import LastStep, too_far
 from torchzero_clip.releasing.one_at_a_time import OneAtATime
-from torchzero_clip.releasing.step_in_progress import Running, StepOfOne
+from torchzero_clip.releasing.step_in_progress import StepInProgress, StepOfOne
 
 LIMITS = ("this step", "last step")
-AGAIN = (
+HAS_MOVED = (
     "has a gradient again in a step in which it has moved already: call opt.step() after each "
     "backward(), set opt.last_backward = False before all but the last backward of a step, and "
     "use use_reentrant=False where activations are checkpointed"
@@ -34,22 +35,23 @@ def release(
     limit: Literal["this step", "last step"] = "this step",
     **options: Any,
 ) -> Released:
-    """An optimizer whose parameters step during `backward`, each as soon as its gradient is whole.
+    """Return an optimizer whose parameters step during `backward`, and drop their gradients.
 
-    The gradient is dropped then, so that one is alive at a time. The loop stays as it is: `step()`
-    ends the step, and takes that of parameters which still have a gradient.
+    Each parameter steps as soon as its gradient is complete. The gradient is then dropped, so that
+    only one gradient exists at a time. The training loop does not change: `step()` updates all
+    parameters that still have a gradient, and ends the step.
 
     Args:
-        model: A module, or parameters as `Modular` takes them.
-        *transforms: The chain, first to last, of rules that look at no more than a tensor.
-        limit: "last step" lets rules about norms look further, as `ClipNorm(1.0, dim="global")`:
-            they scale by the factor that the norm of the step before asks for, in the first step
-            by 1.
+        model: A module, or parameters as for `Modular`.
+        *transforms: The chain, first to last. Its rules may look only at single tensors.
+        limit: "last step" also allows norm rules that look at several tensors, such as
+            `ClipNorm(1.0, dim="global")`. They scale by the factor that follows from the norm of
+            the step before. In the first step, the factor is 1.
         **options: As for `Modular`: fused, compile, rounding, state_dtype, process_group, grad.
 
     Returns:
-        A `Modular` with two more members: `last_backward`, False while the gradients of several
-        batches are summed as usual, and `remove()`, which takes its hooks off the parameters.
+        A `Modular` with two more members. Set `last_backward` to False while you sum the gradients
+        of several batches. `remove()` takes the hooks off the parameters.
 
     Example:
         >>> import torch
@@ -72,27 +74,28 @@ def release(
 
 
 RELEASED: weakref.WeakSet[Released] = weakref.WeakSet()
-"""The optimizers that release gradients."""
+"""All optimizers of this process that release gradients."""
 
 
 class Released(Modular):
     """The optimizer that `release` returns."""
 
-    _options: Mapping[str, Any] = {**Modular._options, "limit": "this step"}
-    _keeps_like = "the largest parameter's"
+    _options = {**Modular._options, "limit": "this step"}
+    _memory_unit = "the largest parameter's"
     last_backward: bool = True
-    """Whether gradients are whole after the next backward; False while they are still summed."""
+    """Whether gradients are complete after the next backward. Set False to sum gradients."""
 
     def __init__(
         self, params: Iterable[Any], *transforms: Transform, limit: str, **options: Any
     ) -> None:
         if limit not in LIMITS:
             raise ValueError(f"release: limit must be one of {list(LIMITS)}, got {limit!r}")
-        self.limit, self._watching = limit, True
-        self._lock = threading.RLock()  # tensors of several devices have a thread each
+        self.limit = limit
+        self._watching = True
+        self._lock = threading.RLock()  # backward has a thread for each device
         self._hooks: dict[Tensor, Any] = {}
         self._rosters: dict[Tensor, Roster] = {}
-        self._running: Running | None = None
+        self._in_progress: StepInProgress | None = None
         super().__init__(params, *transforms, **options)
         RELEASED.add(self)
 
@@ -100,75 +103,86 @@ class Released(Modular):
         self, chain: Chain, fused: bool, compile: bool, rounding: str, state_dtype: str, grad: Any
     ) -> None:
         super()._build(chain, fused, compile, rounding, state_dtype, grad)
-        self.engine = (
-            OneAtATime(Compiled(self.links)) if compile else Eager(defers=fused, keeps=False)
-        )
+        if compile:
+            self.engine = OneAtATime(self.links)
+        else:
+            self.engine = Eager(defers=fused, keeps=False)
         self._late = [LastStep(link) for link in too_far(self.links, self.limit)]
 
     # ------------------------------------------------------------------ the step
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step the parameters that still have a gradient, and end the step."""
+        """Update the parameters that still have a gradient, and end the step."""
         loss = None if closure is None else evaluate(closure)
         with self._lock:
             for group in self.param_groups:
                 for p in group["params"]:
-                    if self.place.of(p) is not None and (self.place.usual or self._is_left(p)):
+                    if self.place.of(p) is not None and (self.place.usual or self._is_unmoved(p)):
                         self._release(p)
             self._finish()
             self._watch()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients that are left; a step that has begun ends."""
+        """Drop the remaining gradients, and end a step that has begun."""
         super().zero_grad(set_to_none)
         with self._lock:
-            if self._running is not None:
+            if self._in_progress is not None:
                 self._finish()
 
     @torch.no_grad()
-    def _whole(self, p: Tensor) -> None:
-        """The gradient of this parameter is whole, unless more batches are to come."""
+    def _release_if_complete(self, p: Tensor) -> None:
+        """Update a parameter after backward, unless gradients of more batches are to come."""
         with self._lock:
             if self.last_backward and self.place.of(p) is not None:
                 self._release(p)
 
-    def _is_left(self, p: Tensor) -> bool:
-        """Whether a parameter has not moved in this step; where zeros are its gradient it has."""
-        running = self._running
-        return running is None or p in running.left[running.places.get(p, (-1, -1))[0]]
+    def _is_unmoved(self, p: Tensor) -> bool:
+        """Return whether a parameter has not moved in this step.
+
+        A dropped gradient outside of `.grad` is not None but zeros, so the gradient cannot tell.
+        """
+        if self._in_progress is None:
+            return True
+        index, _ = self._in_progress.places.get(p, (-1, -1))
+        return p in self._in_progress.unmoved[index]
 
     def _release(self, p: Tensor) -> None:
-        """The step of one parameter, whose gradient goes."""
-        running = self._running_step(moves=True)
-        index, place = running.places.get(p, (-1, -1))
+        """Update one parameter, and drop its gradient."""
+        progress = self._progress(moves=True)
+        index, place = progress.places.get(p, (-1, -1))
         if index < 0:
-            return  # it has left the optimizer
+            return  # the parameter was removed from the optimizer
         group = self.param_groups[index]
-        if p not in running.left[index]:
-            raise RuntimeError(f"release: {label(index, group, place)} {AGAIN}")
+        if p not in progress.unmoved[index]:
+            raise RuntimeError(f"release: {label(index, group, place)} {HAS_MOVED}")
         roster = self._rosters.setdefault(p, Roster())
-        step = StepOfOne(running.groups, self.state, {}, self.engine, None, roster)
+        step = StepOfOne(progress.groups, self.state, {}, self.engine, None, roster)
         step.where = index, group, place
-        step.drawn, step.rounding, step.place = running.drawn, self._rounds, self.place
+        step.drawn = progress.drawn
+        step.rounding = self._rounds
+        step.place = self.place
         record = self._through(step)
         self.place.drop(p)
-        running.drawn = step.drawn
-        running.leave(index, place, p, record)
+        progress.drawn = step.drawn
+        progress.leave(index, place, p, record)
 
-    def _running_step(self, moves: bool) -> Running:
-        """The step on its way, begun if none is; one that moves no parameter makes no state."""
-        if self._running is None:
-            self._begin()  # checks keys and live values
+    def _progress(self, moves: bool) -> StepInProgress:
+        """Return the step in progress, and begin one if there is none.
+
+        A step that moves no parameter makes no state.
+        """
+        if self._in_progress is None:
+            self._begin()  # checks keys and hyperparameters
             if moves:
                 self._prepare_draws()
-            self._running = Running(self.param_groups)
-        return self._running
+            self._in_progress = StepInProgress(self.param_groups)
+        return self._in_progress
 
     def _prepare_draws(self) -> None:
-        """Make the seeds of stochastic rounding, where the step will draw."""
-        params = [p for group in self.param_groups for p in group["params"]]
+        """Make the seeds of stochastic rounding, if the step will need them."""
+        params = params_of(self)
         if any([link.rounds(p) for link in self.keys.links for p in params]):
             prepare_draws(self.param_groups, DRAWS)
         if self.rounding == "stochastic":
@@ -176,28 +190,30 @@ class Released(Modular):
 
     @torch.no_grad()
     def _finish(self) -> None:
-        running, self._running = self._running_step(moves=False), None
-        self._records = running.end(self.param_groups)
+        """End the step in progress, and let late rules decide about the next step."""
+        progress = self._progress(moves=False)
+        self._in_progress = None
+        self._records = progress.end(self.param_groups)
         for late in self._late:
-            given = self.param_groups, self.state, self._records, AT_ONCE, self.process_group
-            with Step(*given) as step:
+            arguments = self.param_groups, self.state, self._records, AT_ONCE, self.process_group
+            with Step(*arguments) as step:
                 late.decide(step)
 
     # ------------------------------------------------------------------ the hooks
 
     def _watch(self) -> None:
-        """Put hooks on the parameters that have none, and need gradients."""
-        found = {p for group in self.param_groups for p in group["params"]}
-        for p in self._hooks.keys() - found:
+        """Put hooks on the trained parameters that have none."""
+        params = set(params_of(self))
+        for p in self._hooks.keys() - params:
             self._hooks.pop(p).remove()
         me = weakref.ref(self)
-        for p in found - self._hooks.keys():
+        for p in params - self._hooks.keys():
             if p.requires_grad and self._watching:
                 self._hooks[p] = p.register_post_accumulate_grad_hook(Hook(me))
                 weakref.finalize(self, self._hooks[p].remove)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as `Modular` does; its gradients are released from now on."""
+        """Add a group, as `Modular` does, and release its gradients from now on."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for place, p in enumerate(group["params"]):
@@ -211,16 +227,19 @@ class Released(Modular):
         self._watch()
 
     def remove(self) -> None:
-        """Take the hooks off the parameters; `step()` goes on as that of any optimizer."""
+        """Take the hooks off the parameters. `step()` still works, as for any optimizer."""
         self._watching = False
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
 
-    # ------------------------------------------------------------------ what else is said
+    # ------------------------------------------------------------------ reports
 
     def explain(self, *, parameters: bool = False) -> str:
-        """The plan of a step in words, as if the gradients of all parameters were there."""
+        """Describe the chain and the plan of a step, as `Modular.explain` does.
+
+        The plan is the plan of a step in which all gradients are there at once.
+        """
         late = [f"{late.link.path}: the factor of the step before" for late in self._late]
         lines = [
             "Each parameter by itself, when its gradient is whole",
@@ -244,7 +263,10 @@ class Released(Modular):
 
 
 class Hook:
-    """What a parameter calls when its gradient is whole; an optimizer that is gone does nothing."""
+    """A hook of a parameter that is called when its gradient is complete.
+
+    It does nothing if the optimizer no longer exists.
+    """
 
     def __init__(self, optimizer: Callable[[], Released | None]) -> None:
         self.optimizer = optimizer
@@ -252,4 +274,4 @@ class Hook:
     def __call__(self, p: Tensor) -> None:
         optimizer = self.optimizer()
         if optimizer is not None:
-            optimizer._whole(p)
+            optimizer._release_if_complete(p)

@@ -1,4 +1,4 @@
-"""A step on its way: who has moved, what links wrote for those that follow, and all records."""
+"""A step in progress: which parameters have moved, and everything that they recorded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torchzero_clip.core.cohort import Cohort
 from torchzero_clip.core.division import UnitIds, UnitRecord
 
 
-class Running:
-    """A step on its way: the groups as its parameters see them, and those that have not moved.
+class StepInProgress:
+    """A step in progress, with the groups as its parameters receive them.
 
     Args:
-        groups: The parameter groups; their live values are taken now.
+        groups: The parameter groups. The step uses their present hyperparameters.
     """
 
     def __init__(self, groups: Sequence[dict[str, Any]]) -> None:
@@ -26,41 +26,47 @@ class Running:
             for index, group in enumerate(groups)
             for place, p in enumerate(group["params"])
         }
-        self.left = [dict.fromkeys(group["params"]) for group in groups]
-        pairs = zip(groups, self.left, strict=True)
-        self.groups = [{**g, "params": left, "chain": Held(g["chain"])} for g, left in pairs]
+        self.unmoved = [dict.fromkeys(group["params"]) for group in groups]
+        pairs = zip(groups, self.unmoved, strict=True)
+        self.groups = [
+            {**group, "params": unmoved, "chain": DelayedDict(group["chain"])}
+            for group, unmoved in pairs
+        ]
         self.records: dict[tuple[int, int], dict[str, Any]] = {}
-        self.drawn: tuple[str, ...] = ()  # the counts of steps that have counted this one
+        self.drawn: tuple[str, ...] = ()  # the step counts that this step has advanced already
 
     def leave(self, index: int, place: int, p: Tensor, record: dict[str, Any]) -> None:
-        """Note that a parameter has moved."""
-        del self.left[index][p]
+        """Note that a parameter has moved, and what it recorded."""
+        del self.unmoved[index][p]
         self.records[index, place] = record
 
     def end(self, groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Bring what links wrote for the groups into these; returns the records of the step."""
-        for group, seen in zip(groups, self.groups, strict=False):  # one may have been added
-            held = seen["chain"]
+        """Write the group state of links into the groups, and return the records of the step."""
+        for group, seen in zip(groups, self.groups, strict=False):  # a group may be new
+            delayed = seen["chain"]
             group["chain"].clear()
-            group["chain"].update(held, **held.written)
-        found: dict[str, list[Any]] = {}
-        for _, record in sorted(self.records.items(), key=lambda row: row[0]):
-            for path, one in record.items():
-                found.setdefault(path, []).append(one)
+            group["chain"].update(delayed, **delayed.written)
+        of_links: dict[str, list[Any]] = {}
+        for _, records in sorted(self.records.items(), key=lambda item: item[0]):
+            for path, record in records.items():
+                of_links.setdefault(path, []).append(record)
         joined = {
-            path: Joint(some) if isinstance(some[0], UnitRecord) else some[-1]
-            for path, some in found.items()
+            path: JointRecord(records) if isinstance(records[0], UnitRecord) else records[-1]
+            for path, records in of_links.items()
         }
-        if lost := found.get("rounding"):
-            moving = torch.stack([x["moving"] for x in lost])
-            stayed = moving * torch.stack([x["lost"] for x in lost])
+        if rounding := of_links.get("rounding"):
+            moving = torch.stack([x["moving"] for x in rounding])
+            stayed = moving * torch.stack([x["lost"] for x in rounding])
             total = moving.sum()
             joined["rounding"] = {"moving": total, "lost": stayed.sum() / total.clamp(min=1)}
         return joined
 
 
 class StepOfOne(Step):
-    """The step of the parameter at a place of a group, which is given with its index."""
+    """The step of a single parameter.
+
+    `where` is the index of its group, the group, and its place in the group.
+    """
 
     released = True
     where: tuple[int, dict[str, Any], int]
@@ -71,9 +77,10 @@ class StepOfOne(Step):
         return [(cohort, [grad]) for cohort in self.roster.cohorts(index, group, {place: grad})]
 
 
-class Held(dict[str, Any]):
-    """What links keep once for a group: every parameter reads what the step before left, such as a
-    count of steps, and what they write is for the next.
+class DelayedDict(dict[str, Any]):
+    """The group state of links, in which new values count from the next step on.
+
+    So every parameter reads the values that the step before left, such as a count of steps.
     """
 
     def __init__(self, chain: Mapping[str, Any]) -> None:
@@ -84,13 +91,19 @@ class Held(dict[str, Any]):
         self.written[key] = value
 
 
-class Joint:
-    """The records that a link left for single parameters, as one; joined when they are read."""
+class JointRecord:
+    """One record of all parameters, made of the records that a link left for each parameter.
 
-    shared, scope = False, None
+    The tensors are joined when they are read.
+    """
+
+    shared = False
+    scope = None
 
     def __init__(self, records: Sequence[UnitRecord]) -> None:
-        self.records, self.groups, self.division = records, records[0].groups, self
+        self.records = records
+        self.groups = records[0].groups
+        self.division = self
 
     @property
     def norm(self) -> Tensor:
@@ -99,10 +112,12 @@ class Joint:
 
     @property
     def limits(self) -> list[Tensor]:
-        """The limits of all units: a tensor is in one group, so one vector does."""
-        rows = [(record.limits[0], record.norm) for record in self.records]
-        each = [torch.as_tensor(limit, device=norm.device).expand_as(norm) for limit, norm in rows]
-        return [self._joined(each)]
+        """The limits of all units, in one vector, because each tensor is in one group."""
+        pairs = [(record.limits[0], record.norm) for record in self.records]
+        limits = [
+            torch.as_tensor(limit, device=norm.device).expand_as(norm) for limit, norm in pairs
+        ]
+        return [self._joined(limits)]
 
     @property
     def ratios(self) -> list[Tensor]:
@@ -116,10 +131,11 @@ class Joint:
         return self.ids(groups).order
 
     def ids(self, groups: Sequence[Mapping[str, Any]]) -> UnitIds:
-        each = [record.division.ids(groups) for record in self.records]
-        lengths = [n for ids in each for n in ids.lengths or ()]
-        rows = tuple([row for ids in each for row in ids.rows])
-        return UnitIds(rows, tuple(lengths) if each[0].lengths is not None else None)
+        parts = [record.division.ids(groups) for record in self.records]
+        rows = tuple([row for ids in parts for row in ids.rows])
+        if parts[0].lengths is None:
+            return UnitIds(rows, None)
+        return UnitIds(rows, tuple([n for ids in parts for n in ids.lengths or ()]))
 
     def _joined(self, vectors: Sequence[Tensor]) -> Tensor:
         home = self.records[0].norm

@@ -15,7 +15,7 @@ from typing_extensions import Self
 
 from torchzero_clip.attach import Attached
 from torchzero_clip.core.division import UnitIds
-from torchzero_clip.optimizer import Modular
+from torchzero_clip.optimizer.chain_runner import ChainRunner
 from torchzero_clip.optimizer.metrics import units_of
 from torchzero_clip.study.live_file import LiveFile
 from torchzero_clip.study.plot import draw
@@ -60,14 +60,14 @@ class Recorder:
 
     def __init__(
         self,
-        optimizer: Modular,
+        optimizer: ChainRunner,
         *,
         capacity: int = 4096,
         callback: Callable[[dict[str, float]], Any] | None = None,
         every: int = 50,
         live: bool = False,
     ) -> None:
-        if not isinstance(optimizer, Modular):
+        if not isinstance(optimizer, ChainRunner):
             raise TypeError(
                 "Recorder: takes a Modular, a Clipper or the handle that attach returned, got "
                 f"{type(optimizer).__name__}"

@@ -1,0 +1,329 @@
+"""Everything that a chain does and its user may not expect: one table, for warnings and explain().
+
+Each function of the table yields remarks. A remark has a message, which `explain()` shows. If the
+chain is hardly ever meant that way, the remark also has a remedy, and construction warns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.link import Link
+from torchzero_clip.core.names import by_name
+from torchzero_clip.core.norm_rule import NormRule
+from torchzero_clip.core.state import state_dtype
+from torchzero_clip.core.traits import Smoothing
+from torchzero_clip.core.user_warnings import warn
+from torchzero_clip.optimizer.averages import params_of
+from torchzero_clip.optimizer.chain_meaning import Flow, named_params
+from torchzero_clip.optimizer.idle_clips import idle_clips
+from torchzero_clip.optimizer.keys import nearest
+from torchzero_clip.optimizer.rounding import has_half_precision
+
+if TYPE_CHECKING:
+    from torchzero_clip.optimizer.chain_runner import ChainRunner
+
+DECAY_PER_STEP = 1e-3
+"""If a decay subtracts this share of every weight in each step, or more, it is a mistake."""
+
+
+class Remark(NamedTuple):
+    """Something that a chain does and its user may not expect.
+
+    Attributes:
+        message: A sentence about the chain, for `explain()`.
+        remedy: A way to change it. A remark with a remedy is also a warning at construction.
+    """
+
+    message: str
+    remedy: str = ""
+
+
+def remarks(optimizer: ChainRunner) -> Iterator[Remark]:
+    """Yield everything that a chain does and its user may not expect."""
+    for find in REMARKS:
+        yield from find(optimizer)
+
+
+def warn_of_construction(optimizer: ChainRunner) -> None:
+    """Warn of everything in a new optimizer that is hardly ever meant."""
+    for message, remedy in [*remarks(optimizer), *_slow_state(optimizer)]:
+        if remedy:
+            warn(f"{message}: {remedy}")
+
+
+# ---------------------------------------------------------------------- the size of updates
+
+
+def _rates_without_effect(optimizer: ChainRunner) -> Iterator[Remark]:
+    if not optimizer._moves_params:
+        return
+    for rate, link in Flow().send(optimizer.links).lost:
+        yield Remark(
+            f"{rate.path} comes before {link.path}, which divides it out",
+            f"put it after {link.path}; use Scale(...) for a factor of the input of {link.path}",
+        )
+
+
+def _no_rate(optimizer: ChainRunner) -> Iterator[Remark]:
+    flow = Flow().send(optimizer.links)
+    if not optimizer._moves_params or flow.sized:
+        return
+    outside = ""
+    more = "Schedulers need an lr as well"
+    if flow.masks:
+        outside = f" outside {flow.masks[0].path}"
+        more = "Scale(...) is for a factor of some parameters"
+    yield Remark(
+        f"no LR{outside}: updates are subtracted at full size",
+        f"put LR(...) at the end of {optimizer.chain!r}, or LR(1.0) if you want full size. {more}",
+    )
+
+
+# ---------------------------------------------------------------------- the order of links
+
+
+@dataclass
+class Before:
+    """The links before a link that decide its meaning.
+
+    Attributes:
+        rate: The link with the learning rate.
+        direction: The last link that decides the direction of updates, such as `Adam`.
+        momentum: The last link that averages updates.
+        clip: The first link that clips.
+        decays: The links with a weight decay since the direction.
+    """
+
+    rate: Link | None = None
+    direction: Link | None = None
+    momentum: Link | None = None
+    clip: Link | None = None
+    decays: list[Link] = field(default_factory=list)
+
+    @property
+    def update(self) -> Link | None:
+        """The last link that made an update of the gradient, if there is one."""
+        return self.rate or self.direction
+
+
+def _misplaced_links(optimizer: ChainRunner) -> Iterator[Remark]:
+    before = Before()
+    for link in _links_in_order(optimizer.links):
+        rule = link.transform
+        if "lr" in rule.live:
+            before.rate = link
+        elif rule.place == "step" and "weight_decay" in rule.live:
+            yield from _misplaced_decay(link, before)
+            before.decays.append(link)
+        elif rule.leaves in ("own", "ones"):
+            if rule.leaves == "ones":
+                yield from _misplaced_direction(link, before)
+            before.direction = link
+            before.decays = []
+        elif rule.leaves == "set":
+            yield from _minus_sign(link, before)
+        elif rule.drops and rule.leaves == "gradient" and not rule.asks:
+            yield from _misplaced_accumulator(link, before)
+        elif (isinstance(rule, NormRule) and rule.place == "any") or "value" in rule.live:
+            if before.rate is not None:
+                rate = before.rate.path
+                yield Remark(
+                    f"{link.path} comes after {rate} and limits the step, not the gradient"
+                )
+            before.clip = before.clip or link
+        elif isinstance(rule, Smoothing):
+            before.momentum = link
+
+
+def _misplaced_decay(link: Link, before: Before) -> Iterator[Remark]:
+    rate = before.rate
+    direction = before.direction
+    if rate is not None:
+        share = _number(link.transform, "weight_decay")
+        remedy = ""
+        if share >= DECAY_PER_STEP:
+            remedy = f"put it before {rate.path}; only a decay below {DECAY_PER_STEP} belongs there"
+        yield Remark(
+            f"{link.path} comes after {rate.path}, which does not scale it, and takes {share} of "
+            "each weight in every step",
+            remedy,
+        )
+    elif direction is not None and _scales_its_decay(direction.transform):
+        yield Remark(
+            f"{link.path} after {direction.path} is not scaled by the estimate of "
+            f"{direction.path}, and decays far too much",
+            f"leave it out, and give weight_decay to {direction.path}",
+        )
+
+
+def _misplaced_direction(link: Link, before: Before) -> Iterator[Remark]:
+    """Yield remarks on a link whose updates have entries near 1, such as `Adam`."""
+    path = link.path
+    for decay in before.decays:
+        yield Remark(
+            f"{decay.path} before {path} joins the gradient, as in torch's Adam; after {path} it "
+            "is the decay of AdamW"
+        )
+    if before.direction is not None and before.direction.transform.leaves == "ones":
+        yield Remark(f"{path} after {before.direction.path} sees its updates, not the gradient")
+    betas: tuple[Any, ...] = getattr(link.transform, "betas", ())
+    if len(betas) >= 2 and not isinstance(betas[0], Tensor) and betas[0] > betas[1]:
+        yield Remark(
+            f"{path} averages over more steps with the first of betas={betas} than with the "
+            "second: usually it is the other way round"
+        )
+    if before.momentum is not None and _averages_updates(link.transform):
+        momentum = before.momentum.path
+        yield Remark(
+            f"{path} after {momentum} averages an update that is an average already: its first "
+            f"beta is the momentum of {path}",
+            f"leave {momentum} out" if before.direction is None else "",
+        )
+
+
+def _minus_sign(link: Link, before: Before) -> Iterator[Remark]:
+    if before.update is not None and _number(link.transform, "factor") < 0:
+        yield Remark(
+            f"{link.transform!r} after {before.update.path} turns the step around",
+            "updates are subtracted, so they need no minus; to maximize, put Scale(-1) first",
+        )
+
+
+def _misplaced_accumulator(link: Link, before: Before) -> Iterator[Remark]:
+    if before.update is not None:
+        path = before.update.path
+        yield Remark(
+            f"{link.path} after {path} takes the mean of updates, and {path} has computed each of "
+            "them from a part of the batch"
+        )
+    elif before.clip is not None:
+        clip = before.clip.path
+        yield Remark(f"{clip} before {link.path} limits parts of a batch, not their mean")
+
+
+def _averages_updates(rule: Any) -> bool:
+    """Return whether a rule with second moments averages the update too."""
+    betas = getattr(rule, "betas", None)
+    if betas is None or getattr(rule, "momentum", True) is False:
+        return False
+    return isinstance(betas[0], Tensor) or betas[0] > 0
+
+
+def _scales_its_decay(rule: Any) -> bool:
+    return rule.leaves == "own" and "weight_decay" in rule.live
+
+
+def _links_in_order(links: Sequence[Link]) -> Iterator[Link]:
+    """Yield the links that all parameters pass one after another."""
+    for link in [link for link in links if link.transforms]:
+        if link.transform.inner == "chain" and not link.transform.asks:
+            yield from _links_in_order(link.children)
+        else:
+            yield link
+
+
+# ---------------------------------------------------------------------- values
+
+
+def _clips_without_effect(optimizer: ChainRunner) -> Iterator[Remark]:
+    links = list(_links_in_order(optimizer.links))
+    for clip, limit, bound in idle_clips(links, optimizer.param_groups):
+        yield Remark(
+            f"{clip.path} at {limit:g} never clips: {bound.link.path} before it leaves "
+            f"{bound.noun} of at most {bound.limit:g}",
+            f"leave one of the two out, or put {clip.path} first" if bound.exact else "",
+        )
+
+
+def _odd_limits(optimizer: ChainRunner) -> Iterator[Remark]:
+    """Yield remarks on limits of 0, which elsewhere turn clipping off, and on tiny percentages."""
+    for link in [link for link in optimizer.keys.links if link.transforms]:
+        rule = link.transform
+        for name in ("max_norm", "value"):
+            if name in rule.live and _number(rule, name) == 0:
+                yield Remark(
+                    f"{link.path}: with {name}=0 every update becomes zero",
+                    f'leave the link out, or give {name}=float("inf"), to clip nothing',
+                )
+        share = _number(rule, "percentile") if "percentile" in rule.live else 0
+        if 0 < share < 1:
+            yield Remark(
+                f"{link.path}: percentile={share} is less than one percent",
+                f"write {100 * share:g} for the share {share}",
+            )
+
+
+def _unknown_blocks(optimizer: ChainRunner) -> Iterator[Remark]:
+    if optimizer.process_group is not None:
+        return  # the parameter may belong to another stage of a pipeline
+    names = [name for name, _ in named_params(optimizer)]
+    for link in optimizer.keys.links:
+        blocks = getattr(link.transform, "blocks", None)
+        for key in blocks if isinstance(blocks, Mapping) else ():
+            if any([by_name({key: 0}, name) for name in names]):
+                continue
+            near = nearest(key, [part for name in names for part in name.split(".")])
+            remedy = "give a part of one" if names else "pass model.named_parameters()"
+            yield Remark(
+                f"{link.path}: blocks has {key!r}, which is in the name of no parameter",
+                f"did you mean {near!r}?" if near else remedy,
+            )
+
+
+def _number(rule: Any, name: str) -> float:
+    """Return a value of a rule as a number, or NaN if the host does not have it."""
+    value = getattr(rule, name, None)
+    if value is None or (isinstance(value, Tensor) and value.device.type != "cpu"):
+        return float("nan")
+    return float(value)
+
+
+REMARKS: tuple[Callable[[ChainRunner], Iterator[Remark]], ...] = (
+    _rates_without_effect,
+    _no_rate,
+    _misplaced_links,
+    _clips_without_effect,
+    _odd_limits,
+    _unknown_blocks,
+)
+"""The table, in the order in which `explain()` shows the remarks."""
+
+
+# ---------------------------------------------------------------------- precision
+
+
+def _slow_state(optimizer: ChainRunner) -> Iterator[Remark]:
+    """Yield a remark if state in bfloat16 is converted tensor by tensor, without a kernel."""
+    wide = [p for p in params_of(optimizer) if state_dtype(p) == torch.float32][:1]
+    slow = [link.path for link in optimizer.keys.links for p in wide if link.rounds(p)]
+    if slow and not optimizer.compile:
+        yield Remark(
+            f"{', '.join(slow)} keeps its state in bfloat16, and without a compiled kernel each "
+            "tensor is converted separately, so a step takes several times as long as with state "
+            "in float32",
+            "give compile=True as well",
+        )
+
+
+WARNED: set[str] = set()
+"""The warnings of this process that come once per process."""
+
+
+def warn_of_lost_updates(optimizer: ChainRunner) -> None:
+    """Warn once, on the first rank, if parameters in half precision round to nearest."""
+    ranks = torch.distributed
+    is_first_rank = not (ranks.is_available() and ranks.is_initialized() and ranks.get_rank())
+    if is_first_rank and not WARNED and has_half_precision(optimizer):
+        WARNED.add("lost updates")
+        warn(
+            "parameters in half precision lose updates of less than half a ULP: give "
+            "rounding='exact' (float32 weights for bfloat16, 2 bytes per parameter), 'kahan' (2 "
+            "bytes) or 'stochastic' (0 bytes), or 'nearest' if you want that. metrics() reports "
+            "rounding/lost"
+        )
