@@ -303,7 +303,7 @@ def _key_in_use(optimizer: Optimizer, key: str) -> str:
     raise ValueError(f"schedule: the groups have no key {key!r}: {hint}")
 
 
-def _check(optimizer: Modular, group: dict[str, Any], key: str) -> None:
+def _check(optimizer: ChainRunner, group: dict[str, Any], key: str) -> None:
     """Raise the error of the link that owns the key if the link does not accept the value."""
     for link in optimizer.keys.links:
         if key in link.keys.values():
