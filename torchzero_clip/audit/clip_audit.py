@@ -66,10 +66,10 @@ def audits(
     The same processes run the cases of all functions, one after the other. New processes are
     started only after an error.
     """
-    known = [*IN_ONE_PROCESS, *DISTRIBUTED]
-    wanted = known if cases is None else list(cases)
-    if unknown := [name for name in wanted if name not in known]:
-        raise ValueError(f"audit_clip: there is no case {unknown[0]!r}; there are {known}")
+    all_cases = [*IN_ONE_PROCESS, *DISTRIBUTED]
+    wanted = all_cases if cases is None else list(cases)
+    if unknown := [name for name in wanted if name not in all_cases]:
+        raise ValueError(f"audit_clip: there is no case {unknown[0]!r}; there are {all_cases}")
     if INSIDE in os.environ:
         raise RuntimeError(
             "audit_clip was called again by a process of its own, which imports the file of the "
@@ -151,8 +151,8 @@ def _row(case: str, of_ranks: Sequence[CaseResult | None]) -> ClipRow:
     wrong = [result for result in results if result["why"]]
     first = (wrong or results)[0]
     why = first["why"]
-    found = [result["found"] for result in results]
-    norms = {norm for norm in found if norm is not None and norm == norm}
+    returned = [result["found"] for result in results]
+    norms = {norm for norm in returned if norm is not None and norm == norm}
     if not why and norms and max(norms) > min(norms) * (1 + 1e-6):
         why = f"ranks disagree: {sorted(norms)}"
     elif why and len(wrong) < len(results):

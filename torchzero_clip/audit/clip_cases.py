@@ -28,7 +28,7 @@ class ClipCase:
     """Parameters with gradients on this rank, and the norm of the gradients.
 
     Attributes:
-        params: The parameters of this rank, as an optimizer would receive them.
+        params: The parameters of this rank, in the form that an optimizer receives.
         norm: The norm of the gradients of the whole model, on all ranks.
         model: The module of the parameters, or None if there is none.
         group: The process group of the other pipeline stages, or None.
@@ -120,7 +120,7 @@ def huge() -> ClipCase:
 
 
 def float16() -> ClipCase:
-    """Make a case whose squares, and some of whose norms, are infinite in float16."""
+    """Make a case whose squares are infinite in float16. Some of its norms are infinite, too."""
     params = four_params(scale=2000.0, dtype=torch.float16)
     mistakes = {"squares or norms overflow float16": math.inf}
     return ClipCase(params, norm_of(params), mistakes=mistakes, tolerance=2e-3)
@@ -217,7 +217,7 @@ def fsdp(hidden: int) -> ClipCase:
 
 
 def fsdp_even() -> ClipCase:
-    """Make a case large enough to compare the memory of the function with that of gradients."""
+    """Make a case with gradients large enough to compare their memory with the used memory."""
     return fsdp(4096)
 
 

@@ -16,9 +16,9 @@ class ClipRow:
         expected: The norm of the gradients.
         found: The norm that the function returned on the first rank with a problem, or on rank 0 if
             there is no problem. None if the function returned nothing or raised an error.
-        fresh: The most new memory that the function used at the same time, as a multiple of the
-            gradients of a rank. None if the gradients are too small to compare.
-        why: What is wrong, with the likely cause if it is known. "" if nothing is wrong.
+        fresh: The most new memory that the function used at the same time, divided by the memory of
+            the gradients of a rank. None if the gradients are too small to compare.
+        why: The error, with the likely cause if it is known. "" if everything is right.
     """
 
     case: str

@@ -21,14 +21,14 @@ MEASURED_BYTES = 2**15
 
 
 class CaseResult(TypedDict):
-    """What a clip function did in one case on one rank.
+    """The result of a clip function in one case on one rank.
 
     Attributes:
         expected: The norm of the gradients.
         found: The norm that the function returned, or None.
-        fresh: The new memory that the function used, as a multiple of the gradients of the rank.
-            None if the gradients are too small to compare.
-        why: What is wrong, or "".
+        fresh: The new memory that the function used, divided by the memory of the gradients of the
+            rank. None if the gradients are too small to compare.
+        why: The error, or "" if everything is right.
         raised: Whether the function raised an error.
     """
 
@@ -49,7 +49,8 @@ class PeakMemory(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
-        self._in_use = {0: 0}  # the bytes of new memory, by address
+        # the bytes of new memory, by address; 0 is the address of all empty tensors
+        self._in_use = {0: 0}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any([kind.__name__ == "DTensor" for kind in types]):
@@ -77,11 +78,11 @@ def try_case(function: Callable[..., Any], case: ClipCase) -> CaseResult:
     """Call a clip function in one case on this rank, and compare its norm and the gradients."""
     max_norm = 1.0 if case.is_nan or case.norm == 0 else case.share * case.norm
     before = [t.clone() for t in case.local_grads] if case.norm and not case.is_nan else []
-    more = {"case": case} if "case" in _arguments(function) else {}
+    keywords = {"case": case} if "case" in _arguments(function) else {}
     bytes_here = sum([t.numel() * t.element_size() for t in case.local_grads])
     params = iter(case.params) if case.as_generator else case.params
     with PeakMemory() as memory:
-        returned = function(params, max_norm, **more)
+        returned = function(params, max_norm, **keywords)
     norm = None if returned is None else float(_whole(returned))
     fresh = memory.peak / bytes_here if bytes_here >= MEASURED_BYTES else None
     why = _wrong_norm(norm, case)

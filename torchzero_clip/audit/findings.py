@@ -81,8 +81,8 @@ def refusals(optimizers: Iterable[Optimizer]) -> Iterator[Finding]:
         is_of_torch = any([base.__module__.startswith("torch.optim.") for base in bases])
         if is_of_torch and any([group.get("capturable") is False for group in opt.param_groups]):
             code = inspect.unwrap(type(opt).step).__code__
-            what = f"torch captures no {type(opt).__name__} that is made without capturable=True"
-            yield Finding("refusal", f"{code.co_filename}:{code.co_firstlineno}", what)
+            message = f"torch captures no {type(opt).__name__} that is made without capturable=True"
+            yield Finding("refusal", f"{code.co_filename}:{code.co_firstlineno}", message)
 
 
 def loops(ledger: Ledger, tensors: int) -> Iterator[Finding]:

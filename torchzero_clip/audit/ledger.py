@@ -50,9 +50,9 @@ class Request(NamedTuple):
         name: The name of the operator in torch.
         calls: The number of kernels that the operator starts. A foreach operator that cannot take
             torch's fast route starts one kernel for each tensor.
-        given: The arguments, in a form that can be compared with those of another step: all
-            numbers, and the dtype, shape and address of each tensor. A tensor that this step
-            allocated has no address.
+        given: The arguments, in a form that can be compared with another step: all numbers, and the
+            dtype, shape and address of each tensor. A tensor that this step allocated has no
+            address.
         where: The file and line of the code that called the operator.
         waits: Whether the operator synchronizes inside.
         called: If `where` is a line of torch, the file and line of the code that called torch.
@@ -111,8 +111,8 @@ class Ledger(TorchDispatchMode):
 
     Attributes:
         requests: All requests of the block, in order.
-        fresh: The bytes that the block allocated, whether or not it freed them.
-        peak: The largest number of these bytes that were in use at the same time.
+        fresh: The number of bytes that the block allocated, whether or not it freed them.
+        peak: The largest number of allocated bytes that were in use at the same time.
 
     Example:
         >>> import torch
@@ -134,7 +134,7 @@ class Ledger(TorchDispatchMode):
         self._allocated: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def of(self, *kinds: str) -> list[Request]:
-        """Return the requests of these kinds, in order."""
+        """Return the requests of the given kinds, in order."""
         return [request for request in self.requests if request.kind in kinds]
 
     @property
@@ -342,7 +342,7 @@ def _needs_values(func: Any, inputs: Sequence[Tensor], kwargs: dict[str, Any]) -
 def _counts_a_mask(name: str, args: Sequence[Any]) -> bool:
     """Return whether an operator writes elements through a mask, for which torch counts them.
 
-    Torch does not count them if it writes one number of the host to all of them.
+    Torch does not count them if all of them get the same number from the host.
     """
     if not name.startswith(("aten.index_put", "aten._index_put", "aten._unsafe_index_put")):
         return False

@@ -23,7 +23,7 @@ class Lost:
 
     Attributes:
         moving: The number of elements that the step changes in float32.
-        stayed: The number of these elements that the step does not change in half precision.
+        stayed: The number of moving elements that the step does not change in half precision.
         rounding: The optimizer's option `rounding`, or "" if the optimizer has none.
         ended: The reason why the step could not run on the CPU, or "" if it ran.
     """

@@ -52,7 +52,7 @@ class StepReport:
             part of the step before that.
         on_gpu: The lines that synchronized on the GPU of this machine, according to
             `torch.cuda.set_sync_debug_mode`. None if this machine has no GPU.
-        beside: The report of `torch.nn.utils.clip_grad_norm_` with a fused AdamW, as a baseline.
+        beside: A baseline: the report of `torch.nn.utils.clip_grad_norm_` with a fused AdamW.
         lost: The updates that rounding loses, measured on the CPU. None if no parameter is in half
             precision, or if a parameter has no values.
     """
@@ -69,7 +69,7 @@ class StepReport:
     lost: Lost | None = None
 
     def of(self, *kinds: str) -> list[Finding]:
-        """Return the findings of these kinds. `Finding` lists the kinds."""
+        """Return the findings of the given kinds. `Finding` lists all kinds."""
         return [x for x in self.findings if x.kind in kinds]
 
     @property
@@ -135,8 +135,8 @@ def audit(make: Callable[[Any], Any], params: Any) -> StepReport:
     """Run a step on a fake GPU, and report where the step synchronizes with the GPU.
 
     The report also lists the lines that prevent a CUDA graph, and the lines that start a kernel for
-    each tensor or allocate much memory. If parameters are in half precision, the report says which
-    share of the updates is lost in rounding.
+    each tensor or allocate much memory. If parameters are in half precision, the report includes
+    the share of the updates that is lost in rounding.
 
     No GPU is needed. Needs torch 2.9 or newer.
 
@@ -253,7 +253,7 @@ def trial(make: Callable[[Any], Any], params: Sequence[Any]) -> StepReport:
 
 
 def _ledgers_of(step: Callable[[], Any], params: Sequence[Any]) -> tuple[list[Ledger], str]:
-    """Return the ledgers of some steps, and the reason if one of them could not be completed."""
+    """Return the ledgers of some steps, and the reason if a step could not be completed."""
     ledgers: list[Ledger] = []
     grads = [p.grad for p in params]
     for _ in range(STEPS):
@@ -311,7 +311,7 @@ def _tensors(params: Sequence[Any]) -> list[Any]:
 
 
 def _twins(params: Sequence[Any], device: str = "cuda:0") -> list[Any]:
-    """Return fake copies of the parameters, with the names of those that have one."""
+    """Return fake copies of the parameters, with the name of each parameter that has a name."""
     pairs = zip(params, twin(_tensors(params), device), strict=True)
     return [(x[0], copied) if isinstance(x, tuple) else copied for x, copied in pairs]
 

@@ -15,7 +15,7 @@ TIE = 1e-12
 
 
 class Look(NamedTuple):
-    """What is known about one step when `Recover` checks it.
+    """The facts about one step that `Recover` checks.
 
     Attributes:
         loss: The loss of the step, averaged over the ranks that reported a loss. 0 if none did.
@@ -37,7 +37,7 @@ def limit_of(losses: Sequence[float], sigmas: float, window: int) -> float:
     """Return the loss above which a step is bad.
 
     Args:
-        losses: The last good losses, at most `window` of them.
+        losses: The last good losses, at most `window`.
         sigmas: The limit is this number of standard deviations above the mean of `losses`. It is
             infinite while there are fewer than `window / 2` losses.
         window: The most losses that `Recover` remembers.
@@ -49,7 +49,7 @@ def limit_of(losses: Sequence[float], sigmas: float, window: int) -> float:
     return mean + sigmas * std if std > TIE * abs(mean) else math.inf
 
 
-def judged(rows: Sequence[Look], limit: float) -> tuple[list[bool], str]:
+def judged(looks: Sequence[Look], limit: float) -> tuple[list[bool], str]:
     """Return which of the last steps are bad, and the reason for a rollback.
 
     A step is bad if it was skipped, or if its loss is above the limit, NaN or infinite. A rollback
@@ -57,14 +57,18 @@ def judged(rows: Sequence[Look], limit: float) -> tuple[list[bool], str]:
     rollback is also needed if the loss was NaN or infinite in a step that changed the weights.
     If no rollback is needed, the reason is an empty string.
     """
-    is_high = [row.told and not (row.broken or row.skipped) and row.loss > limit for row in rows]
-    is_bad = [row.broken or row.skipped or high for row, high in zip(rows, is_high, strict=True)]
-    if any([row.broken and row.moved and not row.skipped for row in rows]):
+    is_high = [
+        look.told and not (look.broken or look.skipped) and look.loss > limit for look in looks
+    ]
+    is_bad = [
+        look.broken or look.skipped or high for look, high in zip(looks, is_high, strict=True)
+    ]
+    if any([look.broken and look.moved and not look.skipped for look in looks]):
         return is_bad, "a loss was no finite number in a step that no guard skipped"
-    if 2 * sum(is_bad) <= len(rows):
+    if 2 * sum(is_bad) <= len(looks):
         return is_bad, ""
-    skipped = sum([row.skipped for row in rows])
-    broken = sum([row.broken and not row.skipped for row in rows])
+    skipped = sum([look.skipped for look in looks])
+    broken = sum([look.broken and not look.skipped for look in looks])
     reasons = []
     if skipped:
         reasons.append(f"{skipped} were skipped")
@@ -72,4 +76,4 @@ def judged(rows: Sequence[Look], limit: float) -> tuple[list[bool], str]:
         reasons.append(f"{broken} had a loss that is not finite")
     if any(is_high):
         reasons.append(f"{sum(is_high)} had a loss above {limit:.4g}")
-    return is_bad, f"of the last {len(rows)} steps {' and '.join(reasons)}"
+    return is_bad, f"of the last {len(looks)} steps {' and '.join(reasons)}"

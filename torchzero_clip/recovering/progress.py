@@ -1,4 +1,4 @@
-"""Progress: where a run is, and the recent losses by which its next steps are judged."""
+"""Progress: the state of `Recover` itself, and what it needs to know about other ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchzero_clip.recovering.judging import Look
 
 @dataclass
 class Progress:
-    """Where a run is, and the recent losses by which its next steps are judged.
+    """The position of a run, and the recent losses by which its next steps are judged.
 
     All numbers of batches count from 1.
 
@@ -49,7 +49,7 @@ class Progress:
         return {**asdict(self), "rows": self.rows[: len(self.told)].tolist()}
 
     def read(self) -> tuple[list[Look], bool]:
-        """Return the steps since the last check, and whether all ranks had a loss in each of them.
+        """Return the steps since the last check, and whether every step had a loss on all ranks.
 
         All ranks get the same result. Only a check calls this method, because it synchronizes with
         the GPU.

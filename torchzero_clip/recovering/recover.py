@@ -76,10 +76,13 @@ class Recover:
 
     Every `check` steps, `Recover` checks the steps since the last check. A step is bad if a guard
     skipped it, if its loss is NaN or infinite, or if its loss is far above the recent good losses.
-    `Recover` restores the last snapshot in three cases: more than half of these steps are bad, or
-    the loss was NaN or infinite in a step that changed the weights, or the weights or the optimizer
-    state contain NaN or infinity. Training then continues without the bad batches. For each
-    rollback, `Recover` issues a warning.
+    `Recover` rolls back to the last snapshot in the following cases:
+
+    - More than half of the steps since the last check are bad.
+    - The loss was NaN or infinite in a step that changed the weights.
+    - The weights or the optimizer state contain NaN or infinity.
+
+    Training then continues without the bad batches. For each rollback, `Recover` issues a warning.
 
     If the run diverges again before there is a new snapshot, `Recover` rolls back again. After
     `most / 2` rollbacks without a new snapshot it uses the older snapshot. After `most` rollbacks
@@ -93,9 +96,9 @@ class Recover:
     Args:
         opt: A `Modular`, or the handle that `attach` returned.
         model: The model that the optimizer trains.
-        every: The number of steps between two snapshots, a multiple of `check`. If a step before a
-            snapshot was bad, `Recover` waits until a check finds no bad step and `safe_to_save`
-            finds no NaN.
+        every: The number of steps between two snapshots, a multiple of `check`. The first snapshot
+            is taken at the first check. `Recover` delays a snapshot until a check finds no bad step
+            and `safe_to_save` finds no NaN.
         keep: The number of snapshots in host memory. Each is as large as the weights and the
             optimizer state together.
         parts: Other objects with `state_dict` and `load_state_dict` that a rollback restores, such
@@ -103,7 +106,8 @@ class Recover:
         check: The number of steps between two checks.
         sigmas: A loss is bad if it is more than this number of standard deviations above the mean
             of the recent good losses.
-        window: The number of recent good losses that `sigmas` refers to.
+        window: The number of recent good losses that `sigmas` refers to. As long as there are fewer
+            than `window / 2` good losses, no finite loss is bad.
         most: The number of rollbacks without a new snapshot after which `Recover` raises a
             `RuntimeError`.
         slower: A factor for the learning rate, and the number of steps after a rollback for which
@@ -231,8 +235,8 @@ class Recover:
 
         Args:
             loss: The loss of the step: a number, or a tensor with one element, which stays on its
-                device. Without a loss, `Recover` looks for NaN and infinity in the weights and in
-                the optimizer state instead, which reads all of them once every `check` steps.
+                device. Without a loss, `Recover` instead looks for NaN and infinity in the weights
+                and in the optimizer state. For that, it reads all their memory every `check` steps.
 
         Returns:
             A `Back` if this call has rolled back the run, and otherwise None.
@@ -302,10 +306,10 @@ class Recover:
     def _go_back(self, why: str) -> Back:
         """Restore a snapshot, and decide which batches training leaves out from now on."""
         was = self.now
-        what = f"step {was.count}: {why}"
-        need(self._ring, f"{what}, before there was a snapshot: {EARLY}", RuntimeError)
+        failure = f"step {was.count}: {why}"
+        need(self._ring, f"{failure}, before there was a snapshot: {EARLY}", RuntimeError)
         often = f"after the run has gone back {self.most} times in a row"
-        need(was.again < self.most, f"{what}, {often}: {LASTING}", RuntimeError)
+        need(was.again < self.most, f"{failure}, {often}: {LASTING}", RuntimeError)
         is_trusted = 2 * was.again < self.most
         if not is_trusted and len(self._ring) > 1:
             self._spare.append(self._ring.pop())
@@ -334,7 +338,7 @@ class Recover:
                 part.log(**{"recover/back": undone, "recover/left_out": back.left_out})
         now.slow_until = now.count + self.slower[1]
         on = f"the run goes on behind step {now.count}, without {back.left_out} batches"
-        warn(f"Recover: {what}: {on}")
+        warn(f"Recover: {failure}: {on}")
         return back
 
     # ------------------------------------------------------------------ a smaller learning rate
@@ -416,12 +420,12 @@ class Recover:
         distributed training, call this method on all ranks.
 
         Args:
-            state_dict: The state dict of a `Recover`. In distributed training, the one that was
-                saved on the same rank.
+            state_dict: The result of `state_dict`. In distributed training, the result on the same
+                rank.
         """
         keys = set(state_dict) if isinstance(state_dict, Mapping) else set()
-        given = list(state_dict) if keys else type(state_dict).__name__
-        message = f"load_state_dict takes what state_dict of a Recover gave, got {given}"
+        received = list(state_dict) if keys else type(state_dict).__name__
+        message = f"load_state_dict takes what state_dict of a Recover gave, got {received}"
         need(keys == {*vars(self.now), "snapshots", "rank"}, message)
         saved = copy.deepcopy(dict(state_dict))  # later snapshots overwrite the loaded memory
         snapshots = saved.pop("snapshots")

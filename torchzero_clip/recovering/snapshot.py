@@ -40,12 +40,12 @@ class DictCopy(NamedTuple):
     Attributes:
         path: The name of the dict in a state dict of the snapshot.
         entries: The dict itself.
-        kept: The copy, with the same tensors.
+        contents: The copy, with the same tensors.
     """
 
     path: str
     entries: dict[Any, Any]
-    kept: dict[Any, Any]
+    contents: dict[Any, Any]
 
 
 class Gradient(NamedTuple):
@@ -104,10 +104,10 @@ class Snapshot:
         """
         reshard(self._model)
         self._params = self._all_params()
-        self._dicts = [DictCopy(path, each, copied(each)) for path, each in self._live_dicts()]
+        self._dicts = [DictCopy(path, live, copied(live)) for path, live in self._live_dicts()]
         self._containers = [(opt, opt.state, list(opt.param_groups)) for opt in self._optimizers]
         states = [state_dict() for state_dict, _ in self._parts]
-        values = [x for live in self._dicts for x in live.kept.values()]
+        values = [x for live in self._dicts for x in live.contents.values()]
         own_tensors = [*self._params, *[x for x in values if isinstance(x, Tensor)]]
         tensors_of_parts = [
             t for t in tree_leaves(states) if isinstance(t, Tensor) and not is_sharded(t)
@@ -134,12 +134,12 @@ class Snapshot:
         reshard(self._model)
         for (_, load_state_dict), state in zip(self._parts, self._states_of_parts, strict=True):
             load_state_dict(copy.deepcopy(state))
-        for opt, state, groups in self._containers:  # loading a checkpoint has replaced them
+        for opt, state, groups in self._containers:  # loading a checkpoint may have replaced them
             opt.state = state
             opt.param_groups[:] = groups
         for live in self._dicts:
             live.entries.clear()
-            live.entries.update(copied(live.kept))
+            live.entries.update(copied(live.contents))
         for t, host in self._pairs:
             local(t).detach().copy_(host, non_blocking=True)
         self._put_gradients_back()
@@ -220,7 +220,7 @@ class Snapshot:
         self._restore_engines = self._forget_recorded_steps()
         return {
             "params": [copies[id(p)] for p in self._params],
-            "dicts": {live.path: self._saved(live.kept, copies, index) for live in self._dicts},
+            "dicts": {live.path: self._saved(live.contents, copies, index) for live in self._dicts},
             "grads": [[index[id(grad.param)], grad.own, grad.host] for grad in self._gradients],
             "without": sorted([index[id(p)] for p in self._without_grad]),
             "said": self._states_of_parts,
@@ -232,11 +232,11 @@ class Snapshot:
         return [partial(opt.engine.forget, REASON) for opt in self._chains]
 
     def _saved(
-        self, kept: Mapping[Any, Any], copies: Mapping[int, Tensor], index: Mapping[int, int]
+        self, contents: Mapping[Any, Any], copies: Mapping[int, Tensor], index: Mapping[int, int]
     ) -> dict[str, Any]:
         """Return a dict for a file: with copies of tensors, and with indices of parameters."""
         saved: dict[str, Any] = {}
-        for key, x in kept.items():
+        for key, x in contents.items():
             if key == PARAMS:
                 saved[key] = [index[id(p)] for p in x]
             elif not isinstance(x, dict):  # an inner dict has its own path
@@ -263,25 +263,25 @@ class Snapshot:
         for p, host in zip(params, saved["params"], strict=True):
             self._pair(p, host)
         self._dicts = []
-        for path, contents in saved["dicts"].items():
-            kept: dict[Any, Any] = {}
-            for key, x in contents.items():
+        for path, saved_entries in saved["dicts"].items():
+            contents: dict[Any, Any] = {}
+            for key, x in saved_entries.items():
                 if key == PARAMS:
-                    kept[key] = [params[i] for i in x]
+                    contents[key] = [params[i] for i in x]
                 elif isinstance(x, Tensor):
-                    kept[key] = self._pair(live[path].get(key), x)
+                    contents[key] = self._pair(live[path].get(key), x)
                 else:
-                    kept[key] = x
-            self._dicts.append(DictCopy(path, live[path], kept))
-        paths = {id(each): path for path, each in live.items()}
-        for _, entries, kept in self._dicts:
+                    contents[key] = x
+            self._dicts.append(DictCopy(path, live[path], contents))
+        paths = {id(entries): path for path, entries in live.items()}
+        for _, entries, contents in self._dicts:
             inner = {key: x for key, x in entries.items() if isinstance(x, dict)}
-            kept.update({k: x for k, x in inner.items() if paths.get(id(x)) in saved["dicts"]})
+            contents.update({k: x for k, x in inner.items() if paths.get(id(x)) in saved["dicts"]})
         self._containers = []
         for i, opt in enumerate(self._optimizers):
             groups = enumerate(opt.param_groups)
-            known = [group for g, group in groups if f"{i}/groups/{g}" in saved["dicts"]]
-            self._containers.append((opt, opt.state, known))
+            saved_groups = [group for g, group in groups if f"{i}/groups/{g}" in saved["dicts"]]
+            self._containers.append((opt, opt.state, saved_groups))
         self._gradients = [
             Gradient(params[i], own, None if own else layout_of(params[i]), host)
             for i, own, host in saved["grads"]

@@ -56,12 +56,12 @@ def by_lines(lines: list[str], source: str) -> list[Any]:
 
     The last line is left out, with a warning, if it is incomplete.
     """
-    found = []
+    parsed = []
     for i, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            found.append(parsed_line(line))
+            parsed.append(parsed_line(line))
         except (SyntaxError, TypeError, ValueError):
             if i == len(lines):
                 warn(f"Trace: {source} ends within a line, which is left out")
@@ -70,7 +70,7 @@ def by_lines(lines: list[str], source: str) -> list[Any]:
                 f"Trace: {source} must have an object in every line, got line {i}: "
                 f"{line[:SHOWN_LENGTH]}"
             ) from None
-    return found
+    return parsed
 
 
 def parsed_line(line: str) -> Any:

@@ -60,7 +60,7 @@ class Log:
         """Return the name of the norms, after a check. None chooses the likeliest norms."""
         if name is None and self.norms:
             return self.norms[0]
-        there = f"there are {[*self.cells]}"
+        columns = f"there are {[*self.cells]}"
         if name is None:
             if all(map(is_number, self.cells)):
                 raise ValueError(
@@ -68,11 +68,11 @@ class Log:
                     f"step,grad_norm, got {','.join(self.cells)}"
                 )
             raise ValueError(
-                f"Trace: {self.source} must have {WANTED}; {there}. If one of these has the norms, "
-                "name it: --norms NAME, or Trace.read(path, NAME)"
+                f"Trace: {self.source} must have {WANTED}; {columns}. If one of these has the "
+                "norms, name it: --norms NAME, or Trace.read(path, NAME)"
             )
         if not self.units(name):
-            raise ValueError(f"Trace: there is no column {name!r}; {there}")
+            raise ValueError(f"Trace: there is no column {name!r}; {columns}")
         return name
 
     def units(self, name: str) -> list[str]:
@@ -166,7 +166,7 @@ def is_gradient_norm(word: str) -> bool:
 
 
 def is_step(column: str) -> bool:
-    """Return whether the name of a column says that the column counts steps."""
+    """Return whether a column counts steps, according to its name."""
     return column.rpartition("/")[2].strip(" _").lower().replace(" ", "_") in STEPS
 
 

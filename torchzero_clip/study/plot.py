@@ -113,8 +113,8 @@ def draw(
     edges = row_edges(table)
     grid[-1].set_xlim(edges[0], edges[-1])
     grid[-1].xaxis.set_major_locator(integer_ticks(9))
-    each = f", {table.stride} a point" if table.stride > 1 else ""
-    grid[-1].set_xlabel(f"step{each}", fontsize=9)
+    per_point = f", {table.stride} a point" if table.stride > 1 else ""
+    grid[-1].set_xlabel(f"step{per_point}", fontsize=9)
     if title:
         figure.suptitle(title, fontsize=10)
     lines = sum(axes.get_title(loc="left").count("\n") for axes in grid)
@@ -183,9 +183,9 @@ def shortened(name: str, length: int) -> str:
 
 
 def short_names(names: list[str]) -> list[str]:
-    """Return shorter names of units, if one of them is too long.
+    """Return shorter names of units, if any name is too long.
 
-    The names lose the modules that all of them begin with, and long names lose their middle.
+    Modules at the beginning of every name are left out. So is the middle of a long name.
     """
     if max(map(len, names)) <= NAME_LENGTH:
         return names

@@ -48,7 +48,7 @@ class Recorder:
         callback: A function that is called with a dict of floats, such as `wandb.log`. The dict has
             the merged metrics of the last `every` steps.
         every: The number of steps between two calls of `callback`, or between two updates of the
-            lab. Each of them synchronizes with the GPU once.
+            lab. A call or an update synchronizes with the GPU once.
         live: Whether to show the run in the lab while it trains. The lab is a page in a browser on
             this machine, and runs in another process.
 
@@ -268,10 +268,10 @@ class Recorder:
         return {"table": self._read().state_dict(), "window": self._window.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Replace the history by one that `state_dict` returned. New steps are added after it.
+        """Replace the history by a saved one. New steps are added after it.
 
         Args:
-            state_dict: The state dict of a `Recorder`.
+            state_dict: The result of `state_dict`.
         """
         if state_dict.keys() != {"table", "window"}:
             raise ValueError(

@@ -37,12 +37,12 @@ def command(argv: Sequence[str]) -> Iterator[str]:
         simulation = simulate(trace, *map(rule, options.rules or usual_rules(trace)))
     except (OSError, TypeError, ValueError) as error:
         parser.error(str(error))
-    each = f", the largest of {trace.stride} in a row" if trace.stride > 1 else ""
+    per_row = f", the largest of {trace.stride} in a row" if trace.stride > 1 else ""
     norms = "1 norm" if len(trace.names) == 1 else f"{len(trace.names)} norms"
     middle = f"the median of all {trace.median:.4g}"
     if not trace.total.isfinite().any():
         middle = "none is a finite number, so a rule has nothing to go by"
-    yield f"{len(trace)} steps of {norms}{each}; {middle}"
+    yield f"{len(trace)} steps of {norms}{per_row}; {middle}"
     yield from table(simulation)
     try:
         simulation.plot(options.out)

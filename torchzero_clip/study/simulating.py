@@ -26,7 +26,7 @@ SHARED = ("q", "percentile")
 
 
 def simulate(trace: Trace, *rules: NormRule) -> Simulation:
-    """Compute what each of these rules would have done to the norms of a run, without training.
+    """Compute what each rule would have done to the norms of a run, without training again.
 
     The simulation does not change the run: the norms are the recorded ones, even though clipping
     would have changed later norms.
@@ -64,7 +64,7 @@ def simulate(trace: Trace, *rules: NormRule) -> Simulation:
 
 
 class Simulation:
-    """The result of `simulate`: what each rule would have done in each step.
+    """The result of `simulate`: the metrics that each rule would have had in each step.
 
     Args:
         trace: The norms of the run.
@@ -75,8 +75,8 @@ class Simulation:
         trace: The norms of the run.
         metrics: A dict for each rule, by the `repr` of the rule. It has the tensors "norm",
             "limit", "factor" and "clipped", with one row for each step and one column for each
-            unit, as `Modular.metrics()` returns them after each step. They are NaN if a unit had no
-            gradient.
+            unit, as `Modular.metrics()` returns them after each step. If a unit had no gradient,
+            "norm", "limit" and "factor" are NaN.
         units: The names of the units of each rule, by the `repr` of the rule.
     """
 
@@ -152,7 +152,7 @@ def check(rules: Sequence[NormRule]) -> None:
 
 
 def kinds(rules: Sequence[NormRule]) -> list[list[NormRule]]:
-    """Group rules that differ only in numbers of which each unit may have its own.
+    """Group rules that differ only in numbers that may differ between units.
 
     The rules of a group are simulated at once, as if they were different units of one rule.
     """
@@ -239,7 +239,7 @@ class Rerun:
 
 
 def as_measured(norms: Tensor) -> Tensor:
-    """Round norms to float32, as a step measures them. Norms out of range stay as they are."""
+    """Round norms to float32, like the norms of a step. Norms out of range stay as they are."""
     rounded = norms.float().double()
     return rounded.where(rounded.isfinite() == norms.isfinite(), norms)
 

@@ -72,7 +72,7 @@ class Table:
         return sum(column.values.numel() for column in self.columns.values())
 
     def add(self, last: int, block: Block) -> None:
-        """Add the steps after the last one, and the values of these steps.
+        """Add further steps with their values.
 
         Args:
             last: The number of the last step to add.
@@ -214,7 +214,7 @@ class Column:
         self.counts = self.counts.new_zeros(shape).index_copy(1, places, self.counts)
 
     def places(self, units: Iterable[tuple[int, int, int]]) -> Tensor:
-        """Return the indices of these units."""
+        """Return the index of each unit."""
         place = {unit: i for i, unit in enumerate(self.units)}
         return torch.tensor([place[unit] for unit in units], dtype=torch.int64)
 

@@ -37,8 +37,8 @@ class Trace:
             default is True everywhere.
         logged: Other values by name, with one value for each step. NaN stands for a missing value.
             "spike" is 1 in steps whose gradient is known to be bad.
-        stride: The number of steps in a row, if the rows are merged. Each norm is then the largest
-            of these steps.
+        stride: The number of steps in a row. With more than one step, each norm is the largest norm
+            in its row.
         steps: The number of each step, or of the last step of each row. The default counts from 1.
 
     Attributes:
@@ -135,8 +135,9 @@ class Trace:
         exports of TensorBoard and Weights & Biases, one JSON object in each line, or the
         trainer_state.json of a Hugging Face Trainer.
 
-        If a program was killed while it wrote the file, the last line may be incomplete. It is then
-        left out, with a warning.
+        If a program was killed while it wrote the file, the last line may be incomplete. If the
+        last line has no newline, this method warns, and leaves the line out unless it has all its
+        cells.
 
         A column "stands_for" has the number of steps of each row. In a file without this column,
         that is the distance between the first two steps.

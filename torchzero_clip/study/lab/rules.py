@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 import torchzero_clip
-from torchzero_clip import AdaGC, AutoClip, ClipNorm, ClipNormGrowth, Criterion, ZClip
 from torchzero_clip.core import NormRule
 from torchzero_clip.core.description import Description
 from torchzero_clip.study.simulating import simulate
@@ -21,10 +20,16 @@ from torchzero_clip.study.trace import Trace
 
 T = TypeVar("T")
 Path: TypeAlias = "tuple[str | int, ...]"
-"""Where a rule has a number: the name of a field, then perhaps the name of a field of the criterion
-in it, or the index of an element of a tuple."""
+"""The place of a number in a rule: the name of a field. If the field has a criterion or a tuple, a
+field of the criterion or an index follows."""
 
-USUAL: tuple[type[NormRule], ...] = (ClipNorm, ZClip, AutoClip, AdaGC, ClipNormGrowth)
+USUAL: tuple[type[NormRule], ...] = (
+    torchzero_clip.ClipNorm,
+    torchzero_clip.ZClip,
+    torchzero_clip.AutoClip,
+    torchzero_clip.AdaGC,
+    torchzero_clip.ClipNormGrowth,
+)
 """The rules that the page lists first."""
 POSITIONS = 60
 """The number of positions of a slider over magnitudes, which differ by about a twenty-fifth."""
@@ -43,7 +48,7 @@ class Slider(NamedTuple):
     """A hyperparameter of a rule, and the values that a slider can give it.
 
     Attributes:
-        path: Where the rule has the hyperparameter.
+        path: The place of the hyperparameter in the rule.
         name: The name of the slider.
         value: The current value.
         positions: All values of the slider, in order.
@@ -102,7 +107,8 @@ def instances(kind: type[NormRule], trace: Trace) -> Iterator[NormRule]:
         arguments["dim"] = "global"
     criteria: list[Any] = [None]
     if "criterion" in parameters:
-        criteria = [x for x in public_classes(Criterion) if x is not Criterion]
+        base = torchzero_clip.Criterion
+        criteria = [x for x in public_classes(base) if x is not base]
     for criterion in criteria:
         if criterion is not None:
             needs_quantile = "q" in inspect.signature(criterion).parameters
@@ -178,9 +184,9 @@ def moved(rule: Any, path: Path, value: Any) -> Any:
 
 
 def positions(rule: NormRule, path: Path, value: float | None, norms: Tensor) -> list[float | None]:
-    """Return the values that a slider gives a number. The rule accepts all of them.
+    """Return the values that a slider gives a number: values that the rule accepts.
 
-    The current value is one of them. A number that is a norm moves over the norms of the run.
+    They include the current value. A slider for a norm covers the norms of the run.
 
     Args:
         rule: The rule.

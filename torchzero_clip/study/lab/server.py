@@ -2,11 +2,13 @@
 
 The server listens only on the loopback interface, 127.0.0.1. It answers a request only if
 
-- the path begins with a secret,
-- the header `Host` names this machine, so that another host name that resolves to 127.0.0.1 is
-  refused,
-- the request comes from the page itself,
-- and the request is not too large.
+- the path begins with a secret;
+
+- the header `Host` names this machine, because another host name may resolve to 127.0.0.1, too;
+
+- the request comes from the page itself;
+
+- the request is not too large.
 
 It serves the page and answers to the page, and never a file of the disk.
 """

@@ -57,7 +57,7 @@ class LabSession:
         self._norms = norms
         self._follow = follow
         self._lock = RLock()
-        self.version = 0  # another number for another run
+        self.version = 0  # increases when the page shows another run
         self.trace: Trace | None = None
         self._title = ""
         self._notes: list[str] = []
@@ -186,7 +186,7 @@ class LabSession:
 
         Args:
             text: The rule.
-            path: Where the rule gets another number. An empty path leaves the rule as it is.
+            path: The number of the rule to replace. An empty path leaves the rule as it is.
             value: The other number.
         """
         rule = self._rule(text)
@@ -296,16 +296,16 @@ def marks(log: Log, start: int) -> list[tuple[int, str, float]]:
         steps that were undone, or of batches that were left out.
     """
     columns, _ = log.columns(log.choose(None))
-    found: list[tuple[int, str, float]] = []
+    marked: list[tuple[int, str, float]] = []
     for name, values in columns.items():
         kind = name.rpartition("/")[2]
-        if kind == "skipped":  # a count, of which only the increases are marked
+        if kind == "skipped":  # the column counts skipped steps
             count = values.nan_to_num(0).cummax(0).values
             values = count.diff(prepend=count.new_zeros(1))
         if kind == "skipped" or name.startswith("recover/"):
             rows = [int(i) for i in (values > 0).nonzero()]
-            found += [(i, kind, values[i].item()) for i in rows if i >= start]
-    return found
+            marked += [(i, kind, values[i].item()) for i in rows if i >= start]
+    return marked
 
 
 def recorded() -> dict[str, Path]:
@@ -326,11 +326,11 @@ def lost(share: Tensor, moving: Tensor) -> float:
     return ((share.nan_to_num() * moving).sum() / moving.sum().clamp(min=1.0)).item()
 
 
-def are_equal(one: Trace, other: Trace) -> bool:
+def are_equal(a: Trace, b: Trace) -> bool:
     """Return whether two traces have the same norms."""
-    if one.names != other.names or not torch.equal(one.known, other.known):
+    if a.names != b.names or not torch.equal(a.known, b.known):
         return False
-    return torch.equal(one.norms.nan_to_num(-1.0), other.norms.nan_to_num(-1.0))
+    return torch.equal(a.norms.nan_to_num(-1.0), b.norms.nan_to_num(-1.0))
 
 
 def numbers(steps: Steps, skip: int = 0) -> dict[str, str]:

@@ -32,7 +32,7 @@ NUMBERS_REMEMBERED = 2**26
 
 
 class Steps(NamedTuple):
-    """What a rule would have done, with one number for each step.
+    """The effect of a rule, with one number for each step.
 
     Attributes:
         limit: The limit of the global norm, or NaN if no unit had a gradient.
@@ -48,8 +48,8 @@ class Steps(NamedTuple):
 class Walk:
     """A simulation of rules of one kind, which continues where it stopped. The run may grow.
 
-    Rules that differ only in a number that a slider moves are simulated together. That takes little
-    longer than one of them, so the next position of the slider is known before the page asks.
+    Rules that differ only in a number that a slider moves are simulated together. That takes hardly
+    longer than a single rule. So the next position of the slider is known before the page asks.
 
     Args:
         rules: The rules, which are a group of `kinds`.
@@ -116,7 +116,7 @@ class Preview(NamedTuple):
     Attributes:
         every: The sample has one row of this many rows.
         rows: The rows in the sample.
-        steps: What the rule would have done if the sample were the whole run.
+        steps: The effect of the rule if the sample were the whole run.
         seconds: How long a step has taken.
     """
 
@@ -176,7 +176,7 @@ class Verdict:
 
         Args:
             rows: The row of each step.
-            steps: What the rule would have done in these steps.
+            steps: The effect of the rule in these steps.
         """
         is_bad = torch.isin(rows, self._bad)
         is_clipped = steps.clipped > 0
@@ -215,7 +215,7 @@ def judged(bad: Sequence[int], steps: Steps) -> dict[str, float | str | None]:
 
 
 def together(rule: NormRule, others: Sequence[NormRule], units: int, steps: int) -> list[NormRule]:
-    """Return the rule, and those of the other rules that are simulated together with it.
+    """Return the rule, followed by the other rules that can be simulated together with it.
 
     Args:
         rule: The rule.
