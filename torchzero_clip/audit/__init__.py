@@ -1,7 +1,7 @@
 """Audits: `audit` finds where a step synchronizes with the GPU, and `audit_clip` checks norms.
 
-Both run on a machine without a GPU. An audit of a step uses `fake_cuda`, a fake GPU, and a `Ledger`
-of all operators that the step asks of it.
+Both run on a machine without a GPU. An audit of a step runs the step on a fake GPU, `fake_cuda`,
+and records all operators in a `Ledger`.
 """
 
 from torchzero_clip.audit.clip_audit import audit_clip

@@ -55,18 +55,19 @@ class Progress:
         the GPU.
         """
         losses, why = self.rows[: len(self.told)].unbind(1)
-        told, moved = torch.tensor([self.told, self.moved], device=losses.device)
-        broken = ~losses.isfinite()
-        table = torch.stack([losses.where(~broken, 0), broken, why > 0, told, moved], dim=1)
+        has_loss, moved = torch.tensor([self.told, self.moved], device=losses.device)
+        is_finite = losses.isfinite()
+        columns = [losses.where(is_finite, 0), ~is_finite, why > 0, has_loss, moved]
+        table = torch.stack(columns, dim=1)
         _, world = rank_and_world()
         if is_distributed():
             torch.distributed.all_reduce(table)
         looks: list[Look] = []
         all_have_losses = True
-        for loss_sum, brokens, skips, losses_told, moves in table.tolist():
-            mean = loss_sum / max(losses_told, 1)
-            looks.append(Look(mean, brokens > 0, skips > 0, losses_told > 0, moves > 0))
-            all_have_losses = all_have_losses and losses_told == world
+        for loss_sum, broken, skipped, with_loss, moving in table.tolist():  # summed over ranks
+            mean = loss_sum / max(with_loss, 1)
+            looks.append(Look(mean, broken > 0, skipped > 0, with_loss > 0, moving > 0))
+            all_have_losses = all_have_losses and with_loss == world
         return looks, all_have_losses
 
     def clear(self, check: int) -> None:

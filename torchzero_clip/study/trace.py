@@ -235,7 +235,7 @@ def stride_of(steps: Tensor | None, counts: Tensor | None) -> int:
 def norm_of_all(norms: Tensor) -> Tensor:
     """Return the norm of each row, even if the square of an element is not in the range of float64.
 
-    Each row is divided by a power of two first, which does not round.
+    Each row is first divided by a power of two. This division is exact.
     """
     largest = norms.amax(1, keepdim=True)
     scale = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)

@@ -320,18 +320,18 @@ class LabHandler(BaseHTTPRequestHandler):
 
 
 def answer_run(session: LabSession, question: Question) -> Answer:
-    """Answer what the page shows of the run."""
+    """Return everything that the page shows of the run."""
     return session.run(question.whole("from", 0), question.whole("version", 0))
 
 
 def answer_rule(session: LabSession, question: Question) -> Answer:
-    """Answer what the page shows of a rule."""
+    """Return everything that the page shows of a rule."""
     text = question.text("text")
     return session.rule(text, question.path("path"), question.text("value", ""))
 
 
 def answer_simulate(session: LabSession, question: Question) -> Answer:
-    """Answer what a rule would have done."""
+    """Return the effect of a rule on the run, part by part."""
     text = question.text("text")
     path = question.path("path")
     start = question.whole("from", 0)
@@ -339,7 +339,7 @@ def answer_simulate(session: LabSession, question: Question) -> Answer:
 
 
 def answer_choose(session: LabSession, question: Question) -> Answer:
-    """Show other norms of the same run, or another run."""
+    """Show other norms of the same run or another run, and return an empty answer."""
     if "column" in question:
         session.column(question.text("column"))
     else:

@@ -187,7 +187,7 @@ class Verdict:
         self._largest = max(self._largest, steps.left.max().item())
 
     def summary(self) -> dict[str, float | str | None]:
-        """Return the numbers for the table of the page.
+        """Return the numbers that the page shows in its table.
 
         These are the shares of clipped steps, of false alarms and of missed bad steps, and the
         largest norm after the rule. A share is None if there are no steps of its kind.
