@@ -16,7 +16,7 @@ from tests.processes.launch import Started
 from torchzero_clip.__main__ import main
 from torchzero_clip.audit import audit_clip, clip_audit, clip_cases
 from torchzero_clip.audit.clip_audit import audits
-from torchzero_clip.audit.clip_trial import tried
+from torchzero_clip.audit.clip_trial import try_case
 
 FILE = planted_clips.__file__
 
@@ -33,21 +33,21 @@ class Fork(Started):
 def forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that begin at once."""
 
-    def begin(arguments: list[str]) -> Fork:
+    def start_rank(arguments: list[str]) -> Fork:
         search = {clip_audit.INSIDE: "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         return Fork("-m", clip_audit.MODULE, *arguments, **search)
 
-    monkeypatch.setattr(clip_audit, "begin", begin)
+    monkeypatch.setattr(clip_audit, "start_rank", start_rank)
 
 
 def why(function: Callable[..., Any], case: str) -> str:
     """What is wrong in one process."""
-    found = tried(function, clip_cases.ALONE[case]())
+    found = try_case(function, clip_cases.IN_ONE_PROCESS[case]())
     return str(found["why"])
 
 
 @pytest.mark.filterwarnings("ignore:no parameter has a gradient")
-@pytest.mark.parametrize("case", clip_cases.ALONE)
+@pytest.mark.parametrize("case", clip_cases.IN_ONE_PROCESS)
 def test_a_right_function_is_right_in_one_process(case: str) -> None:
     assert why(planted_clips.right, case) == ""
 
@@ -171,7 +171,7 @@ def test_a_function_that_does_not_end_is_told_and_leaves_no_process(
 ) -> None:
     file = tmp_path / "mine.py"
     file.write_text("import time\n\n\ndef clip(params, max_norm):\n    time.sleep(100)\n")
-    monkeypatch.setattr(clip_audit, "LIMIT", 1)
+    monkeypatch.setattr(clip_audit, "SECONDS_PER_FUNCTION", 1)
     with pytest.raises(RuntimeError, match="took more than 1 s: try its cases one by one"):
         audit_clip(f"{file}:clip", ["whole"])
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers import at_once
+from torchzero_clip import TensorList
 from torchzero_clip.audit import Ledger, fake_cuda, ledgers, lines, same, twin
 from torchzero_clip.core.tensor_kinds import addresses, shared_memory
 
@@ -152,6 +153,12 @@ def test_foreach_off_its_fast_route_is_a_call_for_each_tensor(name: str) -> None
     with Ledger() as ledger:
         run()
     assert sum([e.calls for e in ledger.requests if "_foreach_" in e.name]) == calls
+
+
+def test_the_line_that_calls_a_list_of_ours_is_told_and_no_line_inside_of_the_list() -> None:
+    ledger = seen(lambda: TensorList(many()).mul_(2.0).add_(1.0).abs())
+    assert [x.name for x in ledger.of("call") if "_foreach_mul" in x.name]
+    assert {x.where.rpartition(":")[0] for x in ledger.requests} == {__file__}
 
 
 # --- memory

@@ -75,7 +75,7 @@ def test_gradients_that_are_there_are_taken() -> None:
 def test_names_frozen_parameters_and_those_without_entries_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lost_updates, "MOST", 100)
+    monkeypatch.setattr(lost_updates, "SAMPLE_SIZE", 100)
     frozen = Parameter(torch.ones(7).bfloat16(), requires_grad=False)
     rows = [("w", ones()[0]), ("b", frozen), ("c", Parameter(torch.ones(()).bfloat16()))]
     seen: list[tuple[str, Tensor]] = []

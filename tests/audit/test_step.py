@@ -19,7 +19,7 @@ from tests.audit.planted_steps import PLANTED, RIGHT, Small, line
 from tests.helpers import ROOT, at_once
 from torchzero_clip import ClipNorm, Clipper, Guard, Modular, ZClip, attach, clip_grad_norm_, named
 from torchzero_clip.__main__ import main
-from torchzero_clip.audit import assert_no_waits, audit, step_audit, twin
+from torchzero_clip.audit import assert_no_waits, audit, ledger, step_audit, twin
 from torchzero_clip.audit.step_audit import trial
 
 FILE = planted_steps.__file__
@@ -121,6 +121,15 @@ def test_a_line_of_torch_comes_with_the_line_that_called_it() -> None:
     assert read.called == f"{__file__}:{make.__code__.co_firstlineno + 1}"
 
 
+def test_a_step_of_torchs_own_optimizer_has_no_caller() -> None:
+    """The line that asks for the audit did not call torch."""
+    report = trial(lambda some: torch.optim.AdamW(some, foreach=True), params())
+    changes = report.of("change")
+    assert changes
+    assert {x.called for x in changes} == {""}, str(report)
+    assert all(["torch/optim/adam.py:" in x.where for x in changes])
+
+
 def test_beside_a_step_stands_clip_and_fused_adamw() -> None:
     report = audit(Small, params())
     assert report.beside is not None
@@ -158,7 +167,7 @@ def test_a_loop_that_a_value_ends_has_an_end(monkeypatch: pytest.MonkeyPatch) ->
 
         return until_small
 
-    monkeypatch.setattr("torchzero_clip.audit.ledger.PATIENCE", 20)
+    monkeypatch.setattr(ledger, "READS_ALLOWED", 20)
     assert "a loop that a value ends" in trial(make, params()).ended
 
 
@@ -216,12 +225,12 @@ def test_without_a_guard_the_same_is_found() -> None:
     """In a process of its own, since a guard that is given stays."""
     code = "\n".join(
         [
-            "from torchzero_clip.audit import device",
-            "device.GUARDS = 'no such name'",
+            "from torchzero_clip.audit import fake_gpu",
+            "fake_gpu.GUARDS = 'no such name'",
             "from tests.audit import test_step as t",
             "from tests.audit.planted_steps import PLANTED, RIGHT, line",
             "from torchzero_clip.audit.step_audit import trial",
-            "assert not device._guard()",
+            "assert not fake_gpu._has_guard()",
             "for kind in PLANTED:",
             "    what, number = line(kind)",
             "    found = {x.where for x in trial(kind, t.params()).of(what)}",

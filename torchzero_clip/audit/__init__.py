@@ -1,4 +1,8 @@
-"""Audit: what a step would ask of a GPU, on a machine without one, and whether norms are right."""
+"""Audits: `audit` finds where a step synchronizes with the GPU, and `audit_clip` checks norms.
+
+Both run on a machine without a GPU. An audit of a step runs the step on a fake GPU, `fake_cuda`,
+and records all operators in a `Ledger`.
+"""
 
 from torchzero_clip.audit.clip_audit import audit_clip
 from torchzero_clip.audit.clip_report import ClipReport, ClipRow

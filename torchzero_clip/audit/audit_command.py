@@ -1,4 +1,4 @@
-"""python -m torchzero_clip audit and audit-clip: whether a step waits, and norms are right."""
+"""The commands `python -m torchzero_clip audit` and `python -m torchzero_clip audit-clip`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from torchzero_clip.audit.clip_audit import audit_clip
-from torchzero_clip.audit.function_names import found_by
+from torchzero_clip.audit.function_names import function_named
 from torchzero_clip.audit.step_audit import audit
 
 
-def audit_clip_command(given: Sequence[str]) -> Iterator[str]:
-    """What `audit_clip` finds, to be printed; then exit code 1 where something is wrong."""
+def audit_clip_command(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the text of `audit_clip`. Then exit with code 1 if something is wrong."""
     parser = argparse.ArgumentParser(
         "python -m torchzero_clip audit-clip",
         description="Try a clip function on gradients whose norm is known, in four processes.",
@@ -25,7 +25,7 @@ def audit_clip_command(given: Sequence[str]) -> Iterator[str]:
     add("function", help="package.module:name or file.py:name; called with parameters and a norm")
     add("--case", action="append", dest="cases", help="a case by its name, instead of all")
     add("--json", action="store_true", help="print plain data")
-    options = parser.parse_args(given)
+    options = parser.parse_args(arguments)
     try:
         report = audit_clip(options.function, options.cases)
     except (RuntimeError, ValueError) as error:
@@ -36,10 +36,11 @@ def audit_clip_command(given: Sequence[str]) -> Iterator[str]:
 
 
 SHAPES = ["512x128", "384x128", "384", "128x128", "128", "512x128", "512", "128x512", "128"]
+"""The shapes of a small transformer."""
 
 
-def audit_command(given: Sequence[str]) -> Iterator[str]:
-    """What `audit` finds, to be printed; then exit code 1 where the step waits."""
+def audit_command(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the text of `audit`. Then exit with code 1 if the step synchronizes."""
     parser = argparse.ArgumentParser(
         "python -m torchzero_clip audit",
         description="Do a step on an imagined GPU, and say where it waits for the device and what "
@@ -55,9 +56,9 @@ def audit_command(given: Sequence[str]) -> Iterator[str]:
     add("--shape", action="append", dest="shapes", help="of a parameter, as 512x128; for each one")
     add("--graph", action="store_true", help="exit code 1 where no CUDA graph can be had, too")
     add("--json", action="store_true", help="print plain data")
-    options = parser.parse_args(given)
+    options = parser.parse_args(arguments)
     try:
-        make, params = _asked(options.function, options.shapes or SHAPES)
+        make, params = _make_and_params(options.function, options.shapes or SHAPES)
         report = audit(make, params)
     except (ImportError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         parser.error(str(error))
@@ -66,16 +67,21 @@ def audit_command(given: Sequence[str]) -> Iterator[str]:
         raise SystemExit(1)
 
 
-def _asked(name: str, shapes: Sequence[str]) -> tuple[Callable[[Any], Any], Any]:
-    """What makes the step, and the parameters."""
-    function = found_by(name)
-    arguments = inspect.signature(function).parameters.values()
-    if any([x.default is x.empty and x.kind not in (2, 4) for x in arguments]):
+def _make_and_params(name: str, shapes: Sequence[str]) -> tuple[Callable[[Any], Any], Any]:
+    """Return the two arguments of `audit` for the function with this name.
+
+    If the function has a required argument, it is the first argument of `audit` itself, and the
+    parameters have the given shapes. Otherwise the function returns both arguments.
+    """
+    function = function_named(name)
+    parameters = inspect.signature(function).parameters.values()
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if any([x.default is x.empty and x.kind not in optional for x in parameters]):
         return function, [torch.empty([int(n) for n in shape.split("x")]) for shape in shapes]
-    told = function()
-    if isinstance(told, tuple) and len(told) == 2:
-        return told
+    returned = function()
+    if isinstance(returned, tuple) and len(returned) == 2:
+        return returned
     raise TypeError(
         f"{name} takes no argument, so it returns what makes the step and the parameters of a "
-        f"model, as a pair; got {told!r}"
+        f"model, as a pair; got {returned!r}"
     )

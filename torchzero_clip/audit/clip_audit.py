@@ -1,4 +1,4 @@
-"""Is a norm right? A clip function against gradients that are known, in processes on gloo."""
+"""An audit of a clip function: gradients with a known norm, in one process and on four ranks."""
 
 from __future__ import annotations
 
@@ -12,27 +12,41 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchzero_clip.audit.clip_cases import ALONE, RANKS, TOGETHER
+from torchzero_clip.audit.clip_cases import DISTRIBUTED, IN_ONE_PROCESS, RANKS
 from torchzero_clip.audit.clip_report import ClipReport, ClipRow
+from torchzero_clip.audit.clip_trial import CaseResult
 from torchzero_clip.audit.function_names import name_of
 
-LIMIT = 600  # seconds that all cases of a function may take
+SECONDS_PER_FUNCTION = 600
+"""The time limit for all cases of one function."""
 MODULE = "torchzero_clip.audit.clip_rank"
-INSIDE = "TORCHZERO_CLIP_AUDIT"  # set in the processes of an audit
+"""The module that each rank runs. It is a name, because `python -m` warns about a module that is
+imported already."""
+INSIDE = "TORCHZERO_CLIP_AUDIT"
+"""The environment variable that marks the processes of an audit."""
 
 
 def audit_clip(
     function: Callable[..., Any] | str, cases: Sequence[str] | None = None
 ) -> ClipReport:
-    """Try a clip function on gradients whose norm is known, whole and cut over four processes.
+    """Check the norm of a clip function on gradients whose norm is known.
 
-    It is called as `function(parameters, max_norm)`, must scale `p.grad` in place and may return
-    the norm. One that has an argument `case` gets more: `case.model`, and `case.group`, the
-    processes that hold the other stages of a pipeline. Processes import it by its name.
+    The audit calls `function(parameters, max_norm)` with whole gradients in one process, and with
+    sharded gradients in four processes on this machine. No GPU is needed. The function must scale
+    `p.grad` in place, and may return the norm. If the function has an argument `case`, it also
+    receives the case: `case.model` is the module of the parameters, and `case.group` is the process
+    group of the other pipeline stages, or None.
+
+    The processes import the function by its name. So it must be defined at the top level of a
+    module, and a script must call `audit_clip` below `if __name__ == "__main__":`.
 
     Args:
-        function: The function, or "package.module:name", or "file.py:name".
-        cases: The names of some cases; all unless they are given.
+        function: The function, or its name: "package.module:name" or "file.py:name".
+        cases: The names of the cases to run. None runs all cases.
+
+    Returns:
+        A `ClipReport`. `print(report)` shows a table with one line for each case. If a norm is
+        wrong, the line names the likely cause.
 
     Example:
         >>> import torch
@@ -47,11 +61,15 @@ def audit_clip(
 def audits(
     functions: Sequence[Callable[..., Any] | str], cases: Sequence[str] | None = None
 ) -> list[ClipReport]:
-    """The reports of several functions, which the same processes try in turn while they can."""
-    known = [*ALONE, *TOGETHER]
-    wanted = known if cases is None else list(cases)
-    if unknown := [name for name in wanted if name not in known]:
-        raise ValueError(f"audit_clip: there is no case {unknown[0]!r}; there are {known}")
+    """Return the reports of several functions.
+
+    The same processes run the cases of all functions, one after the other. New processes are
+    started only after an error.
+    """
+    all_cases = [*IN_ONE_PROCESS, *DISTRIBUTED]
+    wanted = all_cases if cases is None else list(cases)
+    if unknown := [name for name in wanted if name not in all_cases]:
+        raise ValueError(f"audit_clip: there is no case {unknown[0]!r}; there are {all_cases}")
     if INSIDE in os.environ:
         raise RuntimeError(
             "audit_clip was called again by a process of its own, which imports the file of the "
@@ -60,54 +78,59 @@ def audits(
     names = [x if isinstance(x, str) else name_of(x) for x in functions]
     jobs = [
         (name, case)
-        for kind in (ALONE, TOGETHER)
+        for kind in (IN_ONE_PROCESS, DISTRIBUTED)
         for name in names
         for case in wanted
         if case in kind
     ]
-    found: list[tuple[dict[str, Any] | None, ...]] = []
-    end = time.monotonic() + LIMIT * len(names)
-    while len(found) < len(jobs):
-        found += _begun(jobs[len(found) :], names, end)
-    rows = {job: _row(job[1], ranks) for job, ranks in zip(jobs, found, strict=True)}
+    results: list[tuple[CaseResult | None, ...]] = []
+    end = time.monotonic() + SECONDS_PER_FUNCTION * len(names)
+    while len(results) < len(jobs):
+        results += _results(jobs[len(results) :], names, end)
+    rows = {job: _row(job[1], of_ranks) for job, of_ranks in zip(jobs, results, strict=True)}
     return [ClipReport(name, [rows[name, case] for case in wanted]) for name in names]
 
 
-def _begun(
+def _results(
     jobs: Sequence[tuple[str, str]], names: Sequence[str], end: float
-) -> list[tuple[dict[str, Any] | None, ...]]:
-    """What every rank found in the first of the jobs, and in as many more as processes can do."""
-    ranks = RANKS if any([case in TOGETHER for _, case in jobs]) else 1
+) -> list[tuple[CaseResult | None, ...]]:
+    """Start processes, and return the results of all ranks for as many jobs as they complete.
+
+    They complete at least the first job. See `clip_rank.work`.
+    """
+    ranks = RANKS if any([case in DISTRIBUTED for _, case in jobs]) else 1
     with tempfile.TemporaryDirectory() as folder:
-        started = [begin([json.dumps([jobs, folder, ranks]), str(rank)]) for rank in range(ranks)]
+        started = [
+            start_rank([json.dumps([jobs, folder, ranks]), str(rank)]) for rank in range(ranks)
+        ]
         try:
-            said = [
+            errors = [
                 process.communicate(timeout=max(end - time.monotonic(), 0))[1]
                 for process in started
             ]
         except subprocess.TimeoutExpired:
             raise RuntimeError(
-                f"audit_clip: {', '.join(names)} took more than {LIMIT * len(names)} s: try its "
-                "cases one by one"
+                f"audit_clip: {', '.join(names)} took more than "
+                f"{SECONDS_PER_FUNCTION * len(names)} s: try its cases one by one"
             ) from None
         finally:
             for process in started:
                 process.kill()
         files = [Path(folder, f"{rank}.json") for rank in range(ranks)]
-        if lost := [i for i, file in enumerate(files) if not file.exists()]:
+        if missing := [rank for rank, file in enumerate(files) if not file.exists()]:
             raise RuntimeError(
-                f"audit_clip: {', '.join(names)} ended early: {_last(said[lost[0]])}"
+                f"audit_clip: {', '.join(names)} ended early: {_last_line(errors[missing[0]])}"
             )
         return list(zip(*[json.loads(file.read_text()) for file in files], strict=True))
 
 
-def begin(arguments: Sequence[str]) -> subprocess.Popen[str]:
+def start_rank(arguments: Sequence[str]) -> subprocess.Popen[str]:
     """Start the process of a rank."""
-    search = os.pathsep.join([os.getcwd(), *[path for path in sys.path if path]])
-    home = {**os.environ, INSIDE: "1", "PYTHONPATH": search, "OMP_NUM_THREADS": "1"}
+    search_path = os.pathsep.join([os.getcwd(), *[path for path in sys.path if path]])
+    variables = {INSIDE: "1", "PYTHONPATH": search_path, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", MODULE, *arguments],
-        env=home,
+        env={**os.environ, **variables},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -115,20 +138,25 @@ def begin(arguments: Sequence[str]) -> subprocess.Popen[str]:
     )
 
 
-def _last(text: str) -> str:
+def _last_line(text: str) -> str:
     return next((line for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
 
 
-def _row(case: str, ranks: Sequence[dict[str, Any] | None]) -> ClipRow:
-    """One row from what the ranks found; a case in one process has rank 0 alone."""
-    told = [one for one in ranks if one is not None]
-    wrong = [one for one in told if one["why"]]
-    first = (wrong or told)[0]
+def _row(case: str, of_ranks: Sequence[CaseResult | None]) -> ClipRow:
+    """Return the row of a case from the results of the ranks.
+
+    A case in one process has a result on rank 0 alone.
+    """
+    results = [result for result in of_ranks if result is not None]
+    wrong = [result for result in results if result["why"]]
+    first = (wrong or results)[0]
     why = first["why"]
-    norms = {x for one in told if (x := one["found"]) is not None and x == x}
+    returned = [result["found"] for result in results]
+    norms = {norm for norm in returned if norm is not None and norm == norm}
     if not why and norms and max(norms) > min(norms) * (1 + 1e-6):
         why = f"ranks disagree: {sorted(norms)}"
-    elif why and len(wrong) < len(told):
-        why += f"; on {len(wrong)} of {len(told)} ranks"
-    fresh = max([one["fresh"] for one in told if one["fresh"] is not None], default=None)
+    elif why and len(wrong) < len(results):
+        why += f"; on {len(wrong)} of {len(results)} ranks"
+    memory = [result["fresh"] for result in results]
+    fresh = max([share for share in memory if share is not None], default=None)
     return ClipRow(case, not why, first["expected"], first["found"], fresh, why)

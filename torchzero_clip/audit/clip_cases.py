@@ -1,6 +1,7 @@
-"""Cases: models whose gradients are known, as each kind of parallelism lays them out on a rank.
+"""The cases of a clip audit: models with known gradients, for each kind of parallelism.
 
-A gradient is what the parameter itself holds, so that it is known however torch cuts it.
+The gradient of each parameter equals the parameter. So the gradients are known, however torch
+shards the parameters.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -16,328 +17,339 @@ from torch import Tensor, nn
 
 from torchzero_clip.core.sharding.layout import local
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
 RANKS = 4
 
 
 @dataclass
 class ClipCase:
-    """A model on this rank, with gradients, and the norm that they have.
+    """Parameters with gradients on this rank, and the norm of the gradients.
 
     Attributes:
-        params: The parameters of this rank, as an optimizer has them.
+        params: The parameters of this rank, in the form that an optimizer receives.
         norm: The norm of the gradients of the whole model, on all ranks.
-        model: The module of the parameters, where there is one.
-        group: The processes that hold the other stages of a pipeline.
-        mistakes: The norms that known mistakes find.
-        bad: Whether the norm is no number.
-        loose: The relative error that a norm may have.
-        share: The limit, in norms of the gradients. Rounded to bfloat16 it is another number.
-        once: Whether the parameters are a generator, as those of a module are.
+        model: The module of the parameters, or None if there is none.
+        group: The process group of the other pipeline stages, or None.
+        mistakes: The norm that each known mistake gives.
+        is_nan: Whether the norm is NaN.
+        tolerance: The relative error that a norm may have.
+        share: `max_norm` as a multiple of the norm. The default is a number that changes if it is
+            rounded to bfloat16.
+        as_generator: Whether the function receives a generator, such as `model.parameters()`.
     """
 
     params: list[nn.Parameter]
     norm: float
     model: nn.Module | None = None
-    group: Any = None
+    group: dist.ProcessGroup | None = None
     mistakes: dict[str, float] = field(default_factory=dict)
-    bad: bool = False
-    loose: float = 1e-4
+    is_nan: bool = False
+    tolerance: float = 1e-4
     share: float = 0.3
-    once: bool = False
+    as_generator: bool = False
 
     @property
-    def here(self) -> list[Tensor]:
-        """The gradients on this rank."""
+    def local_grads(self) -> list[Tensor]:
+        """The gradients on this rank. Of sharded gradients, the local shards."""
         return [local(p.grad) for p in self.params if p.grad is not None]
 
 
-def size(tensors: Iterable[Tensor]) -> float:
-    """The norm of all, in float64."""
+def norm_of(tensors: Iterable[Tensor]) -> float:
+    """Return the norm of all tensors together, computed in float64."""
     return math.sqrt(sum([t.detach().double().square().sum().item() for t in tensors]))
 
 
-def values(
+def random_values(
     *shape: int, seed: int, scale: float = 1.0, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Numbers that are the same on every rank."""
+    """Return random values that are the same on every rank."""
     generator = torch.Generator().manual_seed(seed)
     return (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
 
 
-def given(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    """The parameters, each with its own values as its gradient."""
-    rows = list(params)
-    for p in rows:
+def with_gradients(params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """Set the gradient of each parameter to a copy of the parameter, and return the parameters."""
+    listed = list(params)
+    for p in listed:
         p.grad = p.detach().clone()
-    return rows
+    return listed
 
 
-def plain(*, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
-    """Four parameters on one device, with gradients of this size."""
-    shapes = ((16, 8), (16,), (8, 16), (8,))
-    rows = [values(*shape, seed=i, scale=scale, dtype=dtype) for i, shape in enumerate(shapes)]
-    return given(map(nn.Parameter, rows))
+def four_params(*, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+    """Return four small parameters with gradients."""
+    params = []
+    for i, shape in enumerate([(16, 8), (16,), (8, 16), (8,)]):
+        values = random_values(*shape, seed=i, scale=scale, dtype=dtype)
+        params.append(nn.Parameter(values))
+    return with_gradients(params)
 
 
 # ---------------------------------------------------------------------- in one process
 
 
 def whole() -> ClipCase:
-    """Whole gradients of an ordinary size."""
-    params = plain()
-    return ClipCase(params, size(params), mistakes=of_tensors(params))
+    """Make a case of plain tensors."""
+    params = four_params()
+    return ClipCase(params, norm_of(params), mistakes=local_mistakes(params))
 
 
 def within() -> ClipCase:
-    """Gradients below the limit, which stay as they are."""
-    params = plain()
-    return ClipCase(params, size(params), mistakes=of_tensors(params), share=4.0)
+    """Make a case whose norm is below `max_norm`, so that the gradients must not change."""
+    params = four_params()
+    return ClipCase(params, norm_of(params), mistakes=local_mistakes(params), share=4.0)
 
 
-def once() -> ClipCase:
-    """Parameters that can be gone through one time, as `model.parameters()`."""
-    params = plain()
-    return ClipCase(params, size(params), mistakes=of_tensors(params), once=True)
+def generator() -> ClipCase:
+    """Make a case whose parameters are a generator, which a function can iterate only once."""
+    params = four_params()
+    return ClipCase(params, norm_of(params), mistakes=local_mistakes(params), as_generator=True)
 
 
 def tiny() -> ClipCase:
-    """Numbers whose squares are zero in float32."""
-    params = plain(scale=1e-30)
-    return ClipCase(params, size(params), mistakes={"squares vanish in float32": 0.0})
+    """Make a case whose squares are zero in float32."""
+    params = four_params(scale=1e-30)
+    return ClipCase(params, norm_of(params), mistakes={"squares vanish in float32": 0.0})
 
 
 def huge() -> ClipCase:
-    """Numbers whose squares are infinite in float32."""
-    params = plain(scale=1e30)
-    return ClipCase(params, size(params), mistakes={"squares overflow float32": math.inf})
+    """Make a case whose squares are infinite in float32."""
+    params = four_params(scale=1e30)
+    return ClipCase(params, norm_of(params), mistakes={"squares overflow float32": math.inf})
 
 
 def float16() -> ClipCase:
-    """Numbers whose squares, and some of whose norms, are infinite in float16."""
-    params = plain(scale=2000.0, dtype=torch.float16)
+    """Make a case whose squares are infinite in float16. Some of its norms are infinite, too."""
+    params = four_params(scale=2000.0, dtype=torch.float16)
     mistakes = {"squares or norms overflow float16": math.inf}
-    return ClipCase(params, size(params), mistakes=mistakes, loose=2e-3)
+    return ClipCase(params, norm_of(params), mistakes=mistakes, tolerance=2e-3)
 
 
 def bfloat16() -> ClipCase:
-    """Many equal numbers: a sum in bfloat16 stops growing."""
-    params = given([nn.Parameter(torch.full((64, 64), 0.5, dtype=torch.bfloat16))])
-    return ClipCase(params, size(params), loose=1e-2)
+    """Make a case of many equal numbers, whose sum stops growing in bfloat16."""
+    params = with_gradients([nn.Parameter(torch.full((64, 64), 0.5, dtype=torch.bfloat16))])
+    return ClipCase(params, norm_of(params), tolerance=1e-2)
 
 
 def large() -> ClipCase:
-    """Many numbers: where they are added one after the other in float32, small ones are lost."""
-    params = given([nn.Parameter(values(1 << 24, seed=1))])
+    """Make a case of so many numbers that a running sum in float32 loses the small ones."""
+    params = with_gradients([nn.Parameter(random_values(1 << 24, seed=1))])
     rough = params[0].detach().norm().item()
-    return ClipCase(params, size(params), mistakes={"a sum in float32 loses what is small": rough})
+    mistakes = {"a sum in float32 loses what is small": rough}
+    return ClipCase(params, norm_of(params), mistakes=mistakes)
 
 
 def frozen() -> ClipCase:
-    """A frozen parameter in the middle, and one that took no part."""
-    params = plain()
+    """Make a case with a frozen parameter, and with a parameter that has no gradient."""
+    params = four_params()
     params[1].requires_grad_(False)
-    params[1].grad, params[2].grad = None, None
-    rows = [params[0], params[3]]
-    return ClipCase(params, size(rows), mistakes={"parameters are measured": size(params)})
+    params[1].grad = None
+    params[2].grad = None
+    mistakes = {"parameters are measured": norm_of(params)}
+    return ClipCase(params, norm_of([params[0], params[3]]), mistakes=mistakes)
 
 
 def nothing() -> ClipCase:
-    """No gradient at all."""
-    params = plain()
+    """Make a case without any gradient."""
+    params = four_params()
     for p in params:
         p.grad = None
     return ClipCase(params, 0.0)
 
 
 def tied() -> ClipCase:
-    """Two layers that share a weight, each listed with its own."""
-    params = plain()
+    """Make a case with a parameter that is in the list twice, as tied weights may be."""
+    params = four_params()
     listed = [*params, params[0]]
-    mistakes = {"a tensor that is listed twice counts twice": size(listed)}
-    return ClipCase(listed, size(params), mistakes=mistakes)
+    mistakes = {"a tensor that is listed twice counts twice": norm_of(listed)}
+    return ClipCase(listed, norm_of(params), mistakes=mistakes)
 
 
 def nan() -> ClipCase:
-    """One entry that is no number."""
-    params = plain()
+    """Make a case with one NaN among the gradients."""
+    params = four_params()
     grad = params[0].grad
     assert grad is not None
     grad[0, 0] = math.nan
-    return ClipCase(params, math.nan, bad=True)
+    return ClipCase(params, math.nan, is_nan=True)
 
 
-# ---------------------------------------------------------------------- in four
+# ---------------------------------------------------------------------- on four ranks
 
 
-def mesh(*shape: int, names: Sequence[str]) -> Any:
-    """A mesh of all ranks."""
+def mesh(*shape: int, names: Sequence[str]) -> DeviceMesh:
+    """Return a mesh of all ranks."""
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh("cpu", shape, mesh_dim_names=tuple(names))
 
 
-def net(wide: int, dims: int = 8) -> nn.Sequential:
-    """Two layers and a norm between them, of known values."""
-    model = nn.Sequential(nn.Linear(dims, wide), nn.LayerNorm(wide), nn.Linear(wide, dims))
+def small_model(hidden: int, dims: int = 8) -> nn.Sequential:
+    """Return a model of two linear layers and a LayerNorm, with the same values on every rank."""
+    model = nn.Sequential(nn.Linear(dims, hidden), nn.LayerNorm(hidden), nn.Linear(hidden, dims))
     for i, p in enumerate(model.parameters()):
-        p.data = values(*p.shape, seed=i)
+        p.data = random_values(*p.shape, seed=i)
     return model
 
 
-def of_model(model: nn.Module, lay: Callable[[nn.Module], Any], loose: float = 1e-4) -> ClipCase:
-    """The case of a model that is laid out over the ranks."""
-    norm = size(model.parameters())
-    alone = of_tensors(list(model.parameters()))
-    lay(model)
-    params = given(model.parameters())
-    case = ClipCase(params, norm, model, mistakes=alone, loose=loose)
-    case.mistakes |= of_ranks(case.here)
+def case_of(model: nn.Module, distribute: Callable[[nn.Module], object]) -> ClipCase:
+    """Distribute a model over the ranks, and make a case of its parameters."""
+    norm = norm_of(model.parameters())
+    mistakes = local_mistakes(list(model.parameters()))
+    distribute(model)
+    case = ClipCase(with_gradients(model.parameters()), norm, model, mistakes=mistakes)
+    case.mistakes |= mistakes_of_ranks(case.local_grads)
     return case
 
 
 def ddp() -> ClipCase:
-    """A whole copy on every rank."""
-    return of_model(net(16), lambda model: None)
+    """Make a case with a full copy of the model on every rank."""
+    return case_of(small_model(16), lambda model: None)
 
 
-def fsdp(wide: int) -> ClipCase:
-    """Every parameter cut along its first dim, over all ranks."""
+def fsdp(hidden: int) -> ClipCase:
+    """Make a case in which every parameter is sharded along its first dim over all ranks."""
     from torch.distributed.fsdp import fully_shard
 
-    over = mesh(RANKS, names=["data"])
-    return of_model(net(wide), lambda model: fully_shard(model, mesh=over))
+    ranks = mesh(RANKS, names=["data"])
+    return case_of(small_model(hidden), lambda model: fully_shard(model, mesh=ranks))
 
 
 def fsdp_even() -> ClipCase:
-    """Large enough for its memory to be that of gradients."""
+    """Make a case with gradients large enough to compare their memory with the used memory."""
     return fsdp(4096)
 
 
 def fsdp_uneven() -> ClipCase:
-    """Shards of different sizes."""
+    """Make a case whose shards have different sizes."""
     return fsdp(10)
 
 
 def fsdp_empty() -> ClipCase:
-    """Fewer rows than ranks: some hold nothing of a tensor."""
+    """Make a case with fewer rows than ranks, so that some shards are empty."""
     return fsdp(3)
 
 
 def hsdp() -> ClipCase:
-    """Shards over two ranks, copied to two others."""
+    """Make a case that is sharded over two ranks, with a copy on the two other ranks."""
     from torch.distributed.fsdp import fully_shard
 
-    over = mesh(2, 2, names=["copies", "shards"])
-    return of_model(net(16), lambda model: fully_shard(model, mesh=over))
+    ranks = mesh(2, 2, names=["copies", "shards"])
+    return case_of(small_model(16), lambda model: fully_shard(model, mesh=ranks))
 
 
-def parallel(model: nn.Module, over: Any) -> None:
-    """Tensor parallelism of the two layers; what is between them is whole on every rank."""
+def parallelize(model: nn.Module, ranks: DeviceMesh) -> None:
+    """Apply tensor parallelism to the linear layers. The LayerNorm is the same on every rank."""
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         RowwiseParallel,
         parallelize_module,
     )
 
-    parallelize_module(model, over, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    parallelize_module(model, ranks, {"0": ColwiseParallel(), "2": RowwiseParallel()})
 
 
 def tensor_parallel() -> ClipCase:
-    """Matrices over four ranks."""
-    over = mesh(RANKS, names=["tensor"])
-    return of_model(net(16), lambda model: parallel(model, over))
+    """Make a case with matrices that are sharded over all four ranks."""
+    ranks = mesh(RANKS, names=["tensor"])
+    return case_of(small_model(16), lambda model: parallelize(model, ranks))
 
 
-def both() -> ClipCase:
-    """Two ranks share each matrix, and two hold shards of it."""
+def fsdp_and_tensor_parallel() -> ClipCase:
+    """Make a case with tensor parallelism over two ranks, and FSDP over the two others."""
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Replicate, distribute_tensor
 
-    over = mesh(2, 2, names=["data", "tensor"])
+    ranks = mesh(2, 2, names=["data", "tensor"])
 
-    def lay(model: nn.Module) -> None:
-        parallel(model, over["tensor"])
-        between = model.get_submodule("1")
-        for name, p in list(between.named_parameters()):
-            spread = distribute_tensor(p.data, over["tensor"], [Replicate()])
-            between.register_parameter(name, nn.Parameter(spread))
-        fully_shard(model, mesh=over["data"])
+    def distribute(model: nn.Module) -> None:
+        parallelize(model, ranks["tensor"])
+        layer_norm = model.get_submodule("1")
+        for name, p in list(layer_norm.named_parameters()):
+            replicated = distribute_tensor(p.data, ranks["tensor"], [Replicate()])
+            layer_norm.register_parameter(name, nn.Parameter(replicated))
+        fully_shard(model, mesh=ranks["data"])
 
-    return of_model(net(16), lay)
+    return case_of(small_model(16), distribute)
 
 
 def experts() -> ClipCase:
-    """Dense layers over all ranks; experts over two, each cut over two others."""
+    """Make a case with a dense layer on one mesh, and experts on a second mesh of two dims."""
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    dense, sparse = mesh(RANKS, names=["data"]), mesh(2, 2, names=["experts", "shards"])
+    dense = mesh(RANKS, names=["data"])
+    sparse = mesh(2, 2, names=["experts", "shards"])
+    layouts = [("0", dense, [Shard(0)]), ("2", sparse, [Shard(0), Shard(1)])]
 
-    def lay(model: nn.Module) -> None:
-        for layer, over, cut in (("0", dense, [Shard(0)]), ("2", sparse, [Shard(0), Shard(1)])):
-            part = model.get_submodule(layer)
-            some = distribute_tensor(part.get_parameter("weight").data, over, cut)
-            part.register_parameter("weight", nn.Parameter(some))
+    def distribute(model: nn.Module) -> None:
+        for name, ranks, placements in layouts:
+            layer = model.get_submodule(name)
+            sharded = distribute_tensor(layer.get_parameter("weight").data, ranks, placements)
+            layer.register_parameter("weight", nn.Parameter(sharded))
 
-    case = of_model(net(16), lay)
-    for i, name in enumerate(("dense layers", "experts")):
-        rows = [net(16).get_submodule("02"[i]).get_parameter("weight")]
-        case.mistakes[f"the {name} alone"] = size(rows)
+    case = case_of(small_model(16), distribute)
+    model = small_model(16)
+    case.mistakes["the dense layers alone"] = norm_of([model.get_parameter("0.weight")])
+    case.mistakes["the experts alone"] = norm_of([model.get_parameter("2.weight")])
     return case
 
 
 def pipeline() -> ClipCase:
-    """Two stages on two ranks each, which hold copies of their stage."""
-    model = net(16)
-    norm, rank = size(model.parameters()), dist.get_rank()
+    """Make a case with two pipeline stages. Two ranks each hold a copy of the same stage."""
+    model = small_model(16)
+    norm = norm_of(model.parameters())
+    rank = dist.get_rank()
     stage = model[:1] if rank < 2 else model[1:]
     groups = [dist.new_group([r, r + 2]) for r in (0, 1)]
-    mistakes = {"the stages of the pipeline are not summed": size(stage.parameters())}
-    params = given(stage.parameters())
-    case = ClipCase(params, norm, stage, groups[rank % 2])
-    case.mistakes = mistakes | of_ranks(case.here)
+    mistakes = {"the stages of the pipeline are not summed": norm_of(stage.parameters())}
+    params = with_gradients(stage.parameters())
+    case = ClipCase(params, norm, stage, groups[rank % 2], mistakes)
+    case.mistakes |= mistakes_of_ranks(case.local_grads)
     return case
 
 
 def sharded_nan() -> ClipCase:
-    """A NaN on one rank."""
+    """Make a case with a NaN on one rank."""
     case = fsdp_even()
     if dist.get_rank() == 1:
-        case.here[0][0, 0] = math.nan
-    case.norm, case.bad = math.nan, True
+        case.local_grads[0][0, 0] = math.nan
+    case.norm = math.nan
+    case.is_nan = True
     return case
 
 
-# ---------------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------------- known mistakes
 
 
-def of_tensors(params: Sequence[Tensor]) -> dict[str, float]:
-    """Mistakes that need no second rank."""
-    each = [size([p]) for p in params]
+def local_mistakes(params: Sequence[Tensor]) -> dict[str, float]:
+    """Return the norms that known mistakes give in one process."""
+    norms = [norm_of([p]) for p in params]
     return {
-        "norms of tensors are added, not their squares": sum(each),
-        "the largest norm of a tensor is taken for that of all": max(each),
-        "the squares are added, and the root is missing": sum([x * x for x in each]),
+        "norms of tensors are added, not their squares": sum(norms),
+        "the largest norm of a tensor is taken for that of all": max(norms),
+        "the squares are added, and the root is missing": sum([norm * norm for norm in norms]),
     }
 
 
-def of_ranks(here: Sequence[Tensor]) -> dict[str, float]:
-    """Mistakes that come with ranks."""
-    every: list[float] = [0.0] * dist.get_world_size()
-    dist.all_gather_object(every, size(here))
-    squares = sum([x * x for x in every])
+def mistakes_of_ranks(local_grads: Sequence[Tensor]) -> dict[str, float]:
+    """Return the norms that known mistakes give on several ranks."""
+    norms: list[float] = [0.0] * dist.get_world_size()
+    dist.all_gather_object(norms, norm_of(local_grads))
+    squares = sum([norm * norm for norm in norms])
     return {
-        "each rank takes the norm of its own part": size(here),
+        "each rank takes the norm of its own part": norm_of(local_grads),
         "what several ranks have counts once for each": math.sqrt(squares),
-        "norms of ranks are added, not their squares": sum(every),
-        "the mean over ranks is taken": math.sqrt(squares / len(every)),
-        "the largest part is taken for all": max(every),
+        "norms of ranks are added, not their squares": sum(norms),
+        "the mean over ranks is taken": math.sqrt(squares / len(norms)),
+        "the largest part is taken for all": max(norms),
     }
 
 
-ALONE: dict[str, Callable[[], ClipCase]] = {
+IN_ONE_PROCESS: dict[str, Callable[[], ClipCase]] = {
     "whole": whole,
     "within the limit": within,
-    "a generator": once,
+    "a generator": generator,
     "tied, listed twice": tied,
     "frozen and missing": frozen,
     "no gradients": nothing,
@@ -348,14 +360,14 @@ ALONE: dict[str, Callable[[], ClipCase]] = {
     "entries of 1e30": huge,
     "NaN": nan,
 }
-TOGETHER: dict[str, Callable[[], ClipCase]] = {
+DISTRIBUTED: dict[str, Callable[[], ClipCase]] = {
     "DDP": ddp,
     "FSDP2, even": fsdp_even,
     "FSDP2, uneven": fsdp_uneven,
     "FSDP2, empty shards": fsdp_empty,
     "FSDP2 of copies": hsdp,
     "TP": tensor_parallel,
-    "FSDP2 × TP": both,
+    "FSDP2 × TP": fsdp_and_tensor_parallel,
     "experts on a second mesh": experts,
     "pipeline of two stages": pipeline,
     "FSDP2, NaN on one rank": sharded_nan,

@@ -1,4 +1,4 @@
-"""What `audit_clip` starts on every rank: cases one after the other, while ranks are in step."""
+"""The process that `audit_clip` starts for each rank. It runs cases one after the other."""
 
 from __future__ import annotations
 
@@ -13,71 +13,88 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchzero_clip.audit.clip_cases import ALONE, TOGETHER, ClipCase
-from torchzero_clip.audit.clip_trial import tried
-from torchzero_clip.audit.function_names import found_by
+from torchzero_clip.audit.clip_cases import DISTRIBUTED, IN_ONE_PROCESS, ClipCase
+from torchzero_clip.audit.clip_trial import CaseResult, try_case
+from torchzero_clip.audit.function_names import function_named
 
-PATIENCE = 20  # seconds that a rank waits for the others
+COLLECTIVE_TIMEOUT = 20
+"""The seconds that a rank waits for the other ranks in a collective."""
+RANK_TIMEOUT = 30 * COLLECTIVE_TIMEOUT
+"""The seconds that a rank waits until the other ranks have finished a case."""
 
 
-def _one(function: Callable[..., Any], make: Callable[[], ClipCase]) -> dict[str, Any]:
-    """A case on this rank; an error is a finding."""
+def _result(function: Callable[..., Any], make: Callable[[], ClipCase]) -> CaseResult:
+    """Return the result of a case on this rank. An error of the function is part of the result."""
     case = make()
     try:
-        return {**tried(function, case), "raised": False}
+        return try_case(function, case)
     except Exception as error:
-        why = f"{type(error).__name__}: {_first(str(error))}"
+        why = f"{type(error).__name__}: {_first_line(str(error))}"
         return {"expected": case.norm, "found": None, "fresh": None, "why": why, "raised": True}
 
 
-def _first(text: str) -> str:
+def _first_line(text: str) -> str:
     line = text.strip().partition("\n")[0]
     return line if len(line) <= 100 else line[:97] + "..."
 
 
 def work(jobs: Sequence[tuple[str, str]], folder: str, ranks: int, rank: int) -> None:
-    """Cases on one rank, those in one process on rank 0.
+    """Run cases on one rank, and write the results to a file in the folder.
 
-    After an error, or where ranks part, they may wait for each other. The rest is for new
-    processes: in these a second group would meet what DTensor, or a function, keeps of the first.
+    If a function raises an error on some ranks or does not end in the same way on all ranks, ranks
+    may wait for each other. This process then stops, and new processes run the rest of the jobs.
+    This process cannot start a second process group, because DTensor and the function may still
+    hold the first one.
+
+    Args:
+        jobs: Pairs of the name of a function and the name of a case. A case in one process runs on
+            rank 0 alone.
+        folder: A folder for files that the ranks share.
+        ranks: The number of ranks.
+        rank: The number of this rank.
     """
     torch.set_num_threads(1)
-    functions = {name: found_by(name) for name, _ in jobs}
-    found: list[dict[str, Any] | None] = []
+    functions = {name: function_named(name) for name, _ in jobs}
+    results: list[CaseResult | None] = []
     for i, (name, case) in enumerate(jobs):
-        if case in ALONE:
-            found.append(_one(functions[name], ALONE[case]) if rank == 0 else None)
+        if case in IN_ONE_PROCESS:
+            results.append(_result(functions[name], IN_ONE_PROCESS[case]) if rank == 0 else None)
             continue
         if not dist.is_initialized():
-            _told(Path(folder, "alone"), "", ranks, rank)
+            _exchanged(Path(folder, "alone"), "", ranks, rank)
             dist.init_process_group(
                 "gloo",
                 init_method=Path(folder, "store").as_uri(),
                 rank=rank,
                 world_size=ranks,
-                timeout=datetime.timedelta(seconds=PATIENCE),
+                timeout=datetime.timedelta(seconds=COLLECTIVE_TIMEOUT),
             )
-        row = _one(functions[name], TOGETHER[case])
-        found.append(row)
-        ends = _told(Path(folder, f"done{i}"), f"{row['raised']} {row['why'] == ''}", ranks, rank)
-        if row["raised"] or len(set(ends)) > 1:
+        result = _result(functions[name], DISTRIBUTED[case])
+        results.append(result)
+        ending = f"{result['raised']} {result['why'] == ''}"
+        endings = _exchanged(Path(folder, f"done{i}"), ending, ranks, rank)
+        if result["raised"] or len(set(endings)) > 1:
             break
     if dist.is_initialized():
         dist.destroy_process_group()
-    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    Path(folder, f"{rank}.json").write_text(json.dumps(results))
 
 
-def _told(file: Path, text: str, ranks: int, rank: int) -> list[str]:
-    """The texts of all ranks, by way of files, since their sockets may be out of step."""
-    part, end = file.with_suffix(f".part{rank}"), time.monotonic() + 30 * PATIENCE
+def _exchanged(file: Path, text: str, ranks: int, rank: int) -> list[str]:
+    """Send a text to all ranks, and return the texts of all ranks.
+
+    They are sent through files, because after an error the ranks may be in different collectives.
+    """
+    part = file.with_suffix(f".part{rank}")
+    end = time.monotonic() + RANK_TIMEOUT
     part.write_text(text)
-    part.rename(file.with_suffix(f".{rank}"))
-    every = [file.with_suffix(f".{r}") for r in range(ranks)]
-    while not all([other.exists() for other in every]):
+    part.rename(file.with_suffix(f".{rank}"))  # a file with this name is always complete
+    files = [file.with_suffix(f".{r}") for r in range(ranks)]
+    while not all([other.exists() for other in files]):
         if time.monotonic() > end:
             raise RuntimeError(f"rank {rank} waited in vain for the others")
         time.sleep(0.002)
-    return [other.read_text() for other in every]
+    return [other.read_text() for other in files]
 
 
 if __name__ == "__main__":

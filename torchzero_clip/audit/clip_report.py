@@ -1,4 +1,4 @@
-"""What an audit of a clip function found."""
+"""The result of an audit of a clip function."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ClipRow:
-    """What one case found.
+    """The result of one case.
 
     Attributes:
-        case: Its name.
-        right: Whether all is as it should be.
+        case: The name of the case.
+        right: Whether the norm, the gradients and the memory are as they should be.
         expected: The norm of the gradients.
-        found: The norm that the function returned on the first rank where it was wrong, or on
-            rank 0; None where it returned nothing or raised.
-        fresh: The most memory that it took at once, in gradients of a rank; None where these are
-            too few to say.
-        why: What is wrong, and the likely cause where it is known.
+        found: The norm that the function returned on the first rank with a problem, or on rank 0 if
+            there is no problem. None if the function returned nothing or raised an error.
+        fresh: The most new memory that the function used at the same time, divided by the memory of
+            the gradients of a rank. None if the gradients are too small to compare.
+        why: The error, with the likely cause if it is known. "" if everything is right.
     """
 
     case: str
@@ -31,11 +31,11 @@ class ClipRow:
 
 @dataclass(frozen=True)
 class ClipReport:
-    """What an audit found; as text a table.
+    """The result of `audit_clip`. `print(report)` shows it as a table.
 
     Attributes:
-        name: The function.
-        rows: One for each case.
+        name: The name of the function.
+        rows: The result of each case.
     """
 
     name: str
@@ -43,21 +43,21 @@ class ClipReport:
 
     @property
     def right(self) -> bool:
-        """Whether every case is."""
+        """Whether the function is right in all cases."""
         return all([row.right for row in self.rows])
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the report as plain data, for example for JSON."""
         return {"function": self.name, "cases": [asdict(row) for row in self.rows]}
 
     def __str__(self) -> str:
-        wide = max([len(row.case) for row in self.rows], default=0)
+        width = max([len(row.case) for row in self.rows], default=0)
         lines = [f"{self.name}: {sum([row.right for row in self.rows])} of {len(self.rows)} right"]
-        lines.append(f"  {'':<{wide}}   {'expected':>10} {'found':>10} {'memory':>7}")
+        lines.append(f"  {'':<{width}}   {'expected':>10} {'found':>10} {'memory':>7}")
         for row in self.rows:
             found = "none" if row.found is None else f"{row.found:.5g}"
             mark = "✓" if row.right else "✗"
             fresh = "" if row.fresh is None else f"{row.fresh:.2f}"
             numbers = f"{row.expected:>10.5g} {found:>10} {fresh:>7}"
-            lines.append(f"{mark} {row.case:<{wide}}   {numbers}  {row.why}".rstrip())
+            lines.append(f"{mark} {row.case:<{width}}   {numbers}  {row.why}".rstrip())
         return "\n".join(lines)

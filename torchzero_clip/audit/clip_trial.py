@@ -1,4 +1,4 @@
-"""One case of a clip function on one rank: what it does, and the likely cause of what is wrong."""
+"""One case of a clip audit on one rank, and the likely cause of a wrong norm."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -14,92 +14,130 @@ from torch import Tensor
 from torchzero_clip.audit.clip_cases import ClipCase
 from torchzero_clip.core.torch_private import TorchDispatchMode, tree_leaves
 
-FRESH = 1.75  # fresh memory that a clip may take, in gradients of a rank
-MEASURED = 2**15  # bytes of gradients whose memory is compared
+MEMORY_ALLOWED = 1.75
+"""The new memory that a clip function may use, as a multiple of the gradients of a rank."""
+MEASURED_BYTES = 2**15
+"""The smallest gradients of a rank, in bytes, for which the used memory is compared with theirs."""
 
 
-class Fresh(TorchDispatchMode):
-    """The most memory that was reserved at once since the block began."""
+class CaseResult(TypedDict):
+    """The result of a clip function in one case on one rank.
+
+    Attributes:
+        expected: The norm of the gradients.
+        found: The norm that the function returned, or None.
+        fresh: The new memory that the function used, divided by the memory of the gradients of the
+            rank. None if the gradients are too small to compare.
+        why: The error, or "" if everything is right.
+        raised: Whether the function raised an error.
+    """
+
+    expected: float
+    found: float | None
+    fresh: float | None
+    why: str
+    raised: bool
+
+
+class PeakMemory(TorchDispatchMode):
+    """A context manager that measures how much memory new tensors use at the same time.
+
+    Attributes:
+        peak: The largest number of bytes so far.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.peak, self._alive = 0, {0: 0}
+        self.peak = 0
+        # the bytes of new memory, by address; 0 is the address of all empty tensors
+        self._in_use = {0: 0}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any([kind.__name__ == "DTensor" for kind in types]):  # it comes again, as its parts
-            return NotImplemented
-        out = func(*args, **(kwargs or {}))
+        if any([kind.__name__ == "DTensor" for kind in types]):
+            return NotImplemented  # torch then dispatches the operators on the local shards
+        result = func(*args, **(kwargs or {}))
         old = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
-        for t in _tensors(out):
+        for t in _tensors(result):
             memory = t.untyped_storage()
-            if memory.data_ptr() not in old and memory.data_ptr() not in self._alive:
-                self._reserve(memory)
-        return out
+            if memory.data_ptr() not in old and memory.data_ptr() not in self._in_use:
+                self._allocate(memory)
+        return result
 
-    def _reserve(self, memory: torch.UntypedStorage) -> None:
-        place, alive = memory.data_ptr(), self._alive
-        alive[place] = memory.nbytes()
-        self.peak = max(self.peak, sum(alive.values()))
-        weakref.finalize(memory, alive.pop, place, None)
+    def _allocate(self, memory: torch.UntypedStorage) -> None:
+        address = memory.data_ptr()
+        self._in_use[address] = memory.nbytes()
+        self.peak = max(self.peak, sum(self._in_use.values()))
+        weakref.finalize(memory, self._in_use.pop, address, None)
 
 
 def _tensors(x: Any) -> list[Tensor]:
     return [t for t in tree_leaves(x) if type(t) in (Tensor, torch.nn.Parameter)]
 
 
-def tried(function: Callable[..., Any], case: ClipCase) -> dict[str, Any]:
-    """What a function does in one case, on this rank."""
-    wanted = 1.0 if case.bad or case.norm == 0 else case.share * case.norm
-    before = [t.clone() for t in case.here] if case.norm and not case.bad else []
-    more = {"case": case} if "case" in _arguments(function) else {}
-    bytes_here = sum([t.numel() * t.element_size() for t in case.here])
-    with Fresh() as fresh:
-        returned = function(iter(case.params) if case.once else case.params, wanted, **more)
-    found = None if returned is None else float(_whole(returned))
-    del returned
-    out: dict[str, Any] = {"expected": case.norm, "found": found, "why": ""}
-    out["fresh"] = fresh.peak / bytes_here if bytes_here >= MEASURED else None
-    if case.bad:
-        if found is not None and math.isfinite(found):
-            out["why"] = f"a gradient that is no number has the norm {found:.4g}"
-        return out
-    if found is not None and not _near(found, case.norm, case.loose):
-        out["why"] = _cause(found, case)
-        return out
-    keep = min(case.share, 1.0)
-    pairs = [(a, b * keep) for a, b in zip(case.here, before, strict=False)]
-    ratios = [(a.double().norm() / b.double().norm()).item() for a, b in pairs if a.numel()]
-    off = [x for x in ratios if not _near(x, 1.0, max(2 * case.loose, 1e-3))]
-    if off:
-        out["why"] = f"gradients are {off[0]:.4g} of what they should be"
-        if found is None:
-            cause = _cause(case.norm / off[0], case).partition(": ")[2]
-            out["why"] += f": {cause}" if cause else ""
-    elif keep == 1 and not all([torch.equal(a, b) for a, b in pairs]):
-        out["why"] = "gradients within the limit are not what they were, bit for bit"
-    elif out["fresh"] is not None and out["fresh"] > FRESH:
-        out["why"] = f"it takes {out['fresh']:.1f} times the memory of the gradients here"
-    return out
+def try_case(function: Callable[..., Any], case: ClipCase) -> CaseResult:
+    """Call a clip function in one case on this rank, and compare its norm and the gradients."""
+    max_norm = 1.0 if case.is_nan or case.norm == 0 else case.share * case.norm
+    before = [t.clone() for t in case.local_grads] if case.norm and not case.is_nan else []
+    keywords = {"case": case} if "case" in _arguments(function) else {}
+    bytes_here = sum([t.numel() * t.element_size() for t in case.local_grads])
+    params = iter(case.params) if case.as_generator else case.params
+    with PeakMemory() as memory:
+        returned = function(params, max_norm, **keywords)
+    norm = None if returned is None else float(_whole(returned))
+    fresh = memory.peak / bytes_here if bytes_here >= MEASURED_BYTES else None
+    why = _wrong_norm(norm, case)
+    if not why and not case.is_nan:
+        why = _wrong_gradients(before, case, returns_norm=norm is not None)
+        if not why and fresh is not None and fresh > MEMORY_ALLOWED:
+            why = f"it takes {fresh:.1f} times the memory of the gradients here"
+    return {"expected": case.norm, "found": norm, "fresh": fresh, "why": why, "raised": False}
+
+
+def _wrong_norm(norm: float | None, case: ClipCase) -> str:
+    """Return what is wrong about the norm that a function returned, or ""."""
+    if norm is None:
+        return ""
+    if case.is_nan:
+        wrong = f"a gradient that is no number has the norm {norm:.4g}"
+        return wrong if math.isfinite(norm) else ""
+    return "" if _near(norm, case.norm, case.tolerance) else _cause(norm, case)
+
+
+def _wrong_gradients(before: Sequence[Tensor], case: ClipCase, returns_norm: bool) -> str:
+    """Return what is wrong about the gradients that a function has scaled, or ""."""
+    factor = min(case.share, 1.0)
+    pairs = [(t, old * factor) for t, old in zip(case.local_grads, before, strict=False)]
+    ratios = [(t.double().norm() / right.double().norm()).item() for t, right in pairs if t.numel()]
+    wrong = [x for x in ratios if not _near(x, 1.0, max(2 * case.tolerance, 1e-3))]
+    if wrong:
+        message = f"gradients are {wrong[0]:.4g} of what they should be"
+        if returns_norm:
+            return message
+        # the function has scaled by this norm, which tells the cause
+        cause = _cause(case.norm / wrong[0], case).partition(": ")[2]
+        return f"{message}: {cause}" if cause else message
+    if factor == 1 and not all([torch.equal(t, right) for t, right in pairs]):
+        return "gradients within the limit are not what they were, bit for bit"
+    return ""
 
 
 def _whole(norm: Any) -> Any:
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
-def _near(x: float, y: float, loose: float) -> bool:
-    return math.isclose(x, y, rel_tol=loose)
+def _near(x: float, y: float, tolerance: float) -> bool:
+    return math.isclose(x, y, rel_tol=tolerance)
 
 
 def _cause(found: float, case: ClipCase) -> str:
-    """What is wrong about a norm, and why where a known mistake finds the same."""
+    """Return what is wrong about a norm, with the cause if a known mistake gives the same norm."""
     ratio = found / case.norm if case.norm else math.inf
-    known = [
-        name
-        for name, norm in case.mistakes.items()
-        if (norm == found or _near(norm, found, 1e-4)) and not _near(norm, case.norm, case.loose)
-    ]
-    what = f"the norm is {ratio:.4g} of the right one"
-    return f"{what}: {known[0]}" if known else what
+    message = f"the norm is {ratio:.4g} of the right one"
+    for mistake, norm in case.mistakes.items():
+        explains = norm == found or _near(norm, found, 1e-4)
+        if explains and not _near(norm, case.norm, case.tolerance):
+            return f"{message}: {mistake}"
+    return message
 
 
 def _arguments(function: Callable[..., Any]) -> Sequence[str]:

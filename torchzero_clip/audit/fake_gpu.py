@@ -1,8 +1,10 @@
-"""An imagined GPU: tensors on `cuda:0` that have a form and no values, whatever torch is built for.
+"""A fake GPU: tensors on `cuda:0` that have a shape and no values, on a machine without CUDA.
 
-torch's fake tensors do nearly all of it. Indexing, and copies from one device to another, ask for
-the guard of a device, which is not there, or asks for a driver: it gets the one of the CPU, which
-does nothing, or does without where torch does not show where guards lie.
+torch's fake tensors do nearly all of the work. Indexing and copies between devices also need a
+device guard, a C++ object that selects the device. Without CUDA there is no such guard, and the
+guard of a CUDA build calls the driver. So the fake GPU gets the guard of the CPU, which does
+nothing. If this build of torch does not export the table of guards, `python_reads` replaces the
+methods that need one.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.audit.python_reads import Spoken
+from torchzero_clip.audit.python_reads import PythonReads
 from torchzero_clip.core.torch_private import (
     FakeTensor,
     FakeTensorMode,
@@ -28,68 +30,91 @@ from torchzero_clip.core.torch_private import (
     tree_leaves,
 )
 
-CPU, CUDA = 0, 1  # as c10 numbers kinds of devices
-GUARDS = "_ZN3c104impl26device_guard_impl_registryE"  # a pointer for each kind of device
+CPU = 0  # the number of this kind of device in c10
+CUDA = 1
+GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
+"""The name of c10's table of device guards, which has a pointer for each kind of device."""
 C10 = {"darwin": "libc10.dylib", "win32": "c10.dll"}
-ALIGNED = 512  # where CUDA's allocator begins a tensor
+ALIGNMENT = 512
+"""The address of every tensor is a multiple of these bytes, as CUDA's allocator has it."""
 
 
-class Imagined(FakeTensorMode):  # type: ignore[misc, valid-type, unused-ignore]
-    """Fake tensors whose memory has addresses, so that it can be told whether two share some."""
+class FakeMemory(FakeTensorMode):  # type: ignore[misc, valid-type, unused-ignore]
+    """A mode whose fake tensors have memory addresses, so that shared memory can be recognized."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self._next, self._free = ALIGNED, dict[int, list[int]]()
+        self._next = ALIGNMENT
+        self._free: dict[int, list[int]] = {}  # the addresses of freed memory, by size
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        told = schema(func)
-        if told.is_mutable and not told.returns:  # it writes, and makes nothing
-            given = tree_leaves((args, kwargs))
-            if any([isinstance(t, Tensor) and t.is_cuda for t in given]):
+        operator = schema(func)
+        if operator.is_mutable and not operator.returns:
+            # It only writes, and there are no values to write.
+            arguments = tree_leaves((args, kwargs))
+            if any([isinstance(t, Tensor) and t.is_cuda for t in arguments]):
                 return None
-        out = super().__torch_dispatch__(func, types, args, kwargs or {})
-        for t in [out] if isinstance(out, Tensor) else tree_leaves(out):
+        result = super().__torch_dispatch__(func, types, args, kwargs or {})
+        for t in [result] if isinstance(result, Tensor) else tree_leaves(result):
             if isinstance(t, Tensor) and not hasattr(memory := t.untyped_storage(), "address"):
                 self._place(memory)
-        return out
+        return result
 
     def _place(self, memory: torch.UntypedStorage) -> None:
-        """Give memory an address: one where memory of this size was, as CUDA's allocator does."""
-        size = -(-max(memory.nbytes(), 1) // ALIGNED) * ALIGNED
+        """Give memory an address, and reuse addresses of freed memory as CUDA's allocator does."""
+        size = -(-max(memory.nbytes(), 1) // ALIGNMENT) * ALIGNMENT
         free = self._free.setdefault(size, [])
         if not free:
             free.append(self._next)
             self._next += size
-        vars(memory)["address"] = address = free.pop()
+        address = free.pop()
+        vars(memory)["address"] = address
         weakref.finalize(memory, free.append, address)
 
 
 @contextmanager
-def fake_cuda() -> Iterator[Imagined]:
-    """A block in which every tensor that is made is fake, and `cuda:0` is a device.
+def fake_cuda() -> Iterator[FakeMemory]:
+    """Return a context manager inside which all new tensors are fake, and `cuda:0` exists.
 
-    Nothing is computed. A number that the host asks for is not there: see `Ledger`.
+    Nothing is computed, and tensors have no values. To read values on the host, open a `Ledger`
+    inside the block. Needs torch 2.9 or newer.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip.audit import fake_cuda
+        >>> with fake_cuda():
+        ...     print((torch.ones(2, 3, device="cuda:0") + 1).shape)
+        torch.Size([2, 3])
     """
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9):
         raise RuntimeError(f"fake CUDA tensors need torch 2.9 or newer, got {torch.__version__}")
-    with taken_for_plain(FakeTensor), Imagined() as mode, Spoken(guarded=_guard()):
+    with taken_for_plain(FakeTensor), FakeMemory() as mode, PythonReads(guarded=_has_guard()):
         yield mode
 
 
 def twin(params: Any, device: str = "cuda:0") -> list[torch.nn.Parameter]:
-    """Fake parameters like these, with gradients where they are not frozen: inside `fake_cuda`."""
-    made = []
+    """Return fake copies of the parameters, for a block of `fake_cuda`.
+
+    Each copy has the shape and dtype of its parameter, and a gradient unless the parameter is
+    frozen.
+
+    Args:
+        params: Parameters or tensors on any device.
+        device: The device of the copies.
+    """
+    copies = []
     for p in params:
-        moves = p.requires_grad or not isinstance(p, torch.nn.Parameter)
+        trains = p.requires_grad or not isinstance(p, torch.nn.Parameter)
         empty = torch.empty(p.shape, dtype=p.dtype, device=device)
-        made.append(torch.nn.Parameter(empty, requires_grad=moves))
-        made[-1].grad = torch.empty_like(empty) if moves else None
-    return made
+        copied = torch.nn.Parameter(empty, requires_grad=trains)
+        copied.grad = torch.empty_like(empty) if trains else None
+        copies.append(copied)
+    return copies
 
 
 @cache
-def _guard() -> bool:
-    """Give CUDA a guard that does nothing where no GPU is; False where that cannot be done."""
+def _has_guard() -> bool:
+    """Return whether CUDA has a device guard. Without a GPU, give it the guard of the CPU first."""
     if torch.cuda.is_available():
         return True
     library = Path(torch.__file__).parent / "lib" / C10.get(sys.platform, "libc10.so")
@@ -97,5 +122,5 @@ def _guard() -> bool:
         guards = (ctypes.c_void_p * (CUDA + 1)).in_dll(ctypes.CDLL(str(library)), GUARDS)
     except (OSError, ValueError):
         return False
-    guards[CUDA] = guards[CPU]  # that of a build for CUDA asks for a driver
+    guards[CUDA] = guards[CPU]  # also in a build for CUDA, whose own guard needs a driver
     return True

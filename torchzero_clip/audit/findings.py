@@ -1,4 +1,4 @@
-"""Findings: the lines of a step that have the host wait, keep it from a graph, or cost."""
+"""Findings: the lines of a step that synchronize, that prevent a CUDA graph, or that are slow."""
 
 from __future__ import annotations
 
@@ -12,23 +12,30 @@ from torch.optim import Optimizer
 
 from torchzero_clip.audit.ledger import Ledger, Request, differences
 
-FEW = 4  # tensors, below which a call for each cannot be told from others
-LARGE, LEAST = 0.5, 4096  # of the gradients, and bytes, that a line may reserve unnamed
+LOOP_LENGTH = 4
+"""The fewest tensors of a loop. With fewer, a loop over tensors looks like single calls."""
+MEMORY_SHARE = 0.5
+"""The share of the gradients' memory that a line may allocate without a finding."""
+MEMORY_BYTES = 4096
+"""The bytes that a line may allocate without a finding."""
 WAITS = {"read": "the host reads a value", "copy": "host and device copy", "wait": "waits inside"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A line, and what is the matter with it.
+    """A line of code with a problem.
 
     Attributes:
-        kind: A "read", a "copy", or a "wait" inside an operator has the host wait. A "change" from
-            step to step, and a "refusal" of torch's, keep a step from a graph. A "loop" starts a
-            kernel for each tensor, and "memory" is as large as the model: they cost.
+        kind: The kind of problem. "read", "copy" and "wait" make the host wait for the device: the
+            line reads a value, copies between devices, or calls an operator that synchronizes
+            inside. "change" and "refusal" prevent a CUDA graph: the line does something else in
+            each step, or torch refuses to capture the optimizer. "loop" and "memory" only cost
+            time or memory: the line starts a kernel for each tensor, or allocates as much memory
+            as the model has.
         where: The file and line.
-        what: What is the matter.
-        times: How often in a step.
-        called: Where that is in torch, the file and line outside that called it.
+        what: The problem in words.
+        times: The number of times in one step.
+        called: If `where` is a line of torch, the file and line of the code that called torch.
     """
 
     kind: str
@@ -44,55 +51,74 @@ class Finding:
 
 
 def short(place: str) -> str:
-    """A place as one looks for it: from the working directory on, or from where packages lie."""
+    """Return a path relative to site-packages or to the working directory."""
     home, _, inside = place.rpartition("site-packages" + os.sep)
     return inside if home else place.removeprefix(os.getcwd() + os.sep)
 
 
 def waits(ledger: Ledger) -> list[Finding]:
-    """Where the host waits for the device."""
-    found = []
+    """Return the lines where the host waits for the device."""
+    findings = []
     for request in ledger.requests:
         kind = "wait" if request.waits else request.kind
         if kind in WAITS:
-            found.append(_finding(kind, request, f"{WAITS[kind]} ({request.name})"))
-    return _counted(found)
+            findings.append(_finding(kind, request, f"{WAITS[kind]} ({request.name})"))
+    return _counted(findings)
 
 
 def changes(one: Ledger, other: Ledger) -> list[Finding]:
-    """What the second of two steps asks otherwise than the first."""
-    found = differences(one, other)
-    return _counted([_finding("change", x, f"{x.name} {how}") for x, how in found])
+    """Return the lines where the second of two steps differs from the first."""
+    pairs = differences(one, other)
+    return _counted(
+        [_finding("change", request, f"{request.name} {how}") for request, how in pairs]
+    )
 
 
-def refusals(stepped: Iterable[Optimizer]) -> Iterator[Finding]:
-    """Optimizers of torch that are not told that they are captured."""
-    for opt in stepped:
-        theirs = any([c.__module__.startswith("torch.optim.") for c in type(opt).__mro__[:-2]])
-        if theirs and any([group.get("capturable") is False for group in opt.param_groups]):
+def refusals(optimizers: Iterable[Optimizer]) -> Iterator[Finding]:
+    """Yield a finding for each optimizer of torch that was made without `capturable=True`."""
+    for opt in optimizers:
+        bases = type(opt).__mro__[:-2]  # without Optimizer and object
+        is_of_torch = any([base.__module__.startswith("torch.optim.") for base in bases])
+        if is_of_torch and any([group.get("capturable") is False for group in opt.param_groups]):
             code = inspect.unwrap(type(opt).step).__code__
-            what = f"torch captures no {type(opt).__name__} that is made without capturable=True"
-            yield Finding("refusal", f"{code.co_filename}:{code.co_firstlineno}", what)
+            message = f"torch captures no {type(opt).__name__} that is made without capturable=True"
+            yield Finding("refusal", f"{code.co_filename}:{code.co_firstlineno}", message)
 
 
 def loops(ledger: Ledger, tensors: int) -> Iterator[Finding]:
-    """Lines that start a kernel for each tensor."""
+    """Yield the lines that start the same kernel for each tensor.
+
+    Args:
+        ledger: The ledger of a step.
+        tensors: The number of tensors that have a gradient.
+    """
+    if tensors < LOOP_LENGTH:
+        return
     calls: Counter[tuple[str, str]] = Counter()
     for request in ledger.of("call"):
         calls[request.where, request.name] += request.calls
-    most = {where: max([n for (at, _), n in calls.items() if at == where]) for where, _ in calls}
-    for request in _firsts(ledger.of("call")):
-        if (times := most[request.where]) >= tensors >= FEW:
+    most: dict[str, int] = {}
+    for (where, _), count in calls.items():
+        most[where] = max(most.get(where, 0), count)
+    for request in _first_of_each_line(ledger.of("call")):
+        times = most[request.where]
+        if times >= tensors:
             yield _finding("loop", request, "starts a kernel for each tensor", times)
 
 
 def memory(ledger: Ledger, size: int) -> Iterator[Finding]:
-    """Lines that reserve as much as gradients of this size do, or half of it and more."""
+    """Yield the lines that allocate a large share of the memory of the gradients.
+
+    Args:
+        ledger: The ledger of a step.
+        size: The bytes of all gradients.
+    """
     fresh: Counter[str] = Counter()
     for request in ledger.requests:
         fresh[request.where] += request.fresh
-    for request in _firsts([request for request in ledger.requests if request.fresh]):
-        if fresh[request.where] >= max(LARGE * size, LEAST):
+    allocating = [request for request in ledger.requests if request.fresh]
+    for request in _first_of_each_line(allocating):
+        if fresh[request.where] >= max(MEMORY_SHARE * size, MEMORY_BYTES):
             share = fresh[request.where] / size
             yield _finding("memory", request, f"reserves {share:.1f} of the gradients' memory")
 
@@ -101,16 +127,15 @@ def _finding(kind: str, request: Request, what: str, times: int = 1) -> Finding:
     return Finding(kind, request.where, what, times, request.called)
 
 
-def _firsts(requests: Iterable[Request]) -> list[Request]:
-    """The first request of each line."""
-    found: dict[str, Request] = {}
+def _first_of_each_line(requests: Iterable[Request]) -> list[Request]:
+    first: dict[str, Request] = {}
     for request in requests:
-        found.setdefault(request.where, request)
-    return list(found.values())
+        first.setdefault(request.where, request)
+    return list(first.values())
 
 
-def _counted(found: Iterable[Finding]) -> list[Finding]:
-    """Each finding once, with how often it is there."""
+def _counted(findings: Iterable[Finding]) -> list[Finding]:
+    """Return each finding once, with the number of times that it is in the list."""
     return [
-        Finding(x.kind, x.where, x.what, times, x.called) for x, times in Counter(found).items()
+        Finding(x.kind, x.where, x.what, times, x.called) for x, times in Counter(findings).items()
     ]

@@ -11,8 +11,9 @@ from typing import Any
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The name by which another process imports a function."""
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<")
+    """Return the name by which another process imports a function."""
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", "<")
     if module is None or "<" in name:
         raise TypeError(
             "audit_clip: its processes import the function by its name, so it must be one at the "
@@ -23,8 +24,8 @@ def name_of(function: Callable[..., Any]) -> str:
     return f"{module}:{name}"
 
 
-def found_by(name: str) -> Callable[..., Any]:
-    """The function of a name like "package.module:name" or "file.py:name"."""
+def function_named(name: str) -> Callable[..., Any]:
+    """Import the function with a name such as "package.module:name" or "file.py:name"."""
     home, _, path = name.rpartition(":")
     if not home or not path:
         raise ValueError(f"a function is named package.module:name or file.py:name, got {name!r}")

@@ -1,7 +1,8 @@
-"""Ledger: what reaches a device, operator by operator, while nothing is computed.
+"""Ledger: a list of the operators that a step asks of a fake GPU, on which nothing is computed.
 
-It sees calls, views, host reads, copies, collectives and fresh memory. It does not see time, what
-a kernel computes, or what an operator does inside: a few are known to wait there, and are named.
+A ledger records kernel calls, views, values that the host reads, copies between devices,
+collectives and new memory. It does not record time or the results of kernels. It cannot look inside
+an operator either. A few operators are known to synchronize inside: `WAITS` lists them.
 """
 
 from __future__ import annotations
@@ -17,38 +18,46 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from torchzero_clip.core import foreach, tensorlist, torch_private
 from torchzero_clip.core.torch_private import TorchDispatchMode, known_number, schema, tree_leaves
 from torchzero_clip.engines.compiled.printers import launches
 
 WAITS = ("cholesky", "eig", "eigh", "eigvals", "inv", "lstsq", "lu_factor", "solve", "svd")
-"""Operators of torch.linalg that wait for the device inside, or may: no fake tensor shows it."""
-HERE, TORCH = Path(__file__).parent, Path(torch.__file__).parent
-SPEAKING = tuple([str(TORCH / part) for part in ("optim", "nn", "amp", "distributed")])
-"""The parts of torch that ask as users do; its other files only hand on."""
-OURS = [HERE.parent / "core" / f"{name}.py" for name in ("foreach", "private", "tensorlist")]
-TRIAL = str(HERE / "step.py")
-SILENT = tuple(map(str, [TORCH, HERE, launches.__file__, *OURS]))
-PATIENCE = 20_000
-"""Numbers that a step may read: a loop that ends by a value ends never, where there is none."""
-NORMS = (1, 2, math.inf)  # that torch has for many tensors at once
+"""Operators of torch.linalg that synchronize inside, or may do so. Fake tensors do not show it."""
+AUDIT = Path(__file__).parent
+TORCH = Path(torch.__file__).parent
+TORCH_CALLERS = tuple([str(TORCH / part) for part in ("optim", "nn", "amp", "distributed")])
+"""The parts of torch that call operators as users do. The other files of torch only pass calls on,
+so no request names their lines."""
+PASSING_ON = (launches, foreach, torch_private, tensorlist)
+"""Modules of this library that only pass calls on to torch or to Triton."""
+SILENT = (str(TORCH), str(AUDIT), *[str(module.__file__) for module in PASSING_ON])
+"""Files whose lines no request names. The request names the code that called them instead."""
+READS_ALLOWED = 20_000
+"""The most values that a step may read. A loop that runs until a value is small would never end,
+because fake tensors have no values."""
+FAST_NORMS = (1, 2, math.inf)
+"""The orders of norms that torch computes for many tensors in one kernel."""
 
 
 class Request(NamedTuple):
-    """One operator that was asked of the device.
+    """One operator that a step asked of the device.
 
     Attributes:
-        kind: A "call" starts work on the device, a "view" none; "memory" is reserved, and not
-            written. A "read" waits for a number, a "copy" goes from one device to another, a
-            "collective" to other processes.
-        name: As torch calls it.
-        calls: The kernels that it starts: a foreach operator off its fast route starts one for
-            each tensor.
-        given: What it was given: the dtype and shape of tensors, and where those lie that were
-            there before the step; and all numbers.
-        where: The file and line of the code that asked.
-        waits: Whether it waits for the device inside.
-        called: Where that is torch's own, the file and line of the code that called it.
-        fresh: The bytes of memory that it reserved.
+        kind: A "call" starts a kernel. A "view" starts none. "memory" is allocated, but not
+            written. A "read" is a value that the host waits for. A "copy" moves data from one
+            device to another. A "collective" exchanges data with other processes.
+        name: The name of the operator in torch.
+        calls: The number of kernels that the operator starts. A foreach operator that cannot take
+            torch's fast route starts one kernel for each tensor.
+        given: The arguments, in a form that can be compared with another step: all numbers, and the
+            dtype, shape and address of each tensor. A tensor that this step allocated has no
+            address.
+        where: The file and line of the code that called the operator.
+        waits: Whether the operator synchronizes inside.
+        called: If `where` is a line of torch, the file and line of the code that called torch.
+            Empty if the step itself is a method of torch.
+        fresh: The number of bytes that the operator allocated.
     """
 
     kind: str
@@ -64,13 +73,13 @@ class Request(NamedTuple):
         return f"{self.where}: {self.name}"
 
 
-class Given(NamedTuple):
-    """A tensor among the arguments of an operator.
+class TensorArgument(NamedTuple):
+    """A tensor among the arguments of an operator, in a form that can be compared.
 
     Attributes:
-        dtype: Its dtype.
-        shape: Its shape.
-        place: Where on the device it lies; None if it was made in this step.
+        dtype: The dtype of the tensor.
+        shape: The shape of the tensor.
+        place: The address of the tensor on the device, or None if this step allocated the tensor.
     """
 
     dtype: torch.dtype
@@ -78,61 +87,79 @@ class Given(NamedTuple):
     place: int | None
 
 
-class Host(NamedTuple):
-    """A 0-dim tensor of the host among the arguments: NaN, which equals nothing, if not known."""
+class HostScalar(NamedTuple):
+    """A 0-dim CPU tensor among the arguments of an operator.
+
+    Attributes:
+        number: The value, or NaN if the value is not known. NaN equals nothing, so an unknown value
+            always counts as a change.
+    """
 
     number: float
 
 
 class NeedsValues(RuntimeError):
-    """Raised where a step cannot go on without values, which fake tensors do not have."""
+    """An error for a step that cannot continue without values, which fake tensors do not have."""
 
 
 class Ledger(TorchDispatchMode):
-    """All that happens between `with ledger:` and the end of the block, inside `fake_cuda`.
+    """A context manager that records what a block asks of the device, inside `fake_cuda`.
 
-    A number that the host reads is noted, and the block goes on as if it were one, or a flag that
-    is not set. Where a shape depends on values, nothing can go on: `NeedsValues` names the line.
+    If the block reads a value on the host, the ledger records the read, and the block continues
+    with 1, or with False for a bool. If a shape depends on values, the block cannot continue: the
+    ledger raises `NeedsValues`, and the message names the line.
 
     Attributes:
-        requests: All that was asked, in order.
-        fresh: The bytes of memory that were reserved, freed or not.
-        peak: The most of these that were in use at once.
+        requests: All requests of the block, in order.
+        fresh: The number of bytes that the block allocated, whether or not it freed them.
+        peak: The largest number of allocated bytes that were in use at the same time.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip.audit import Ledger, fake_cuda
+        >>> with fake_cuda(), Ledger() as ledger:
+        ...     x = torch.ones(8, device="cuda:0")
+        ...     total = x.sum().item()
+        >>> print(ledger.calls, len(ledger.reads))
+        2 1
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.requests: list[Request] = []
-        self.fresh = self.peak = self._alive = self._reads = 0
-        self._made: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self.fresh = 0
+        self.peak = 0
+        self._bytes_in_use = 0
+        self._count_of_reads = 0
+        self._allocated: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def of(self, *kinds: str) -> list[Request]:
-        """What was asked of these kinds."""
+        """Return the requests of the given kinds, in order."""
         return [request for request in self.requests if request.kind in kinds]
 
     @property
     def calls(self) -> int:
-        """How many kernels start."""
+        """The number of kernels that the block starts."""
         return sum([request.calls for request in self.of("call")])
 
     @property
     def reads(self) -> list[Request]:
-        """What the host waits for: numbers."""
+        """The requests that read a value on the host."""
         return self.of("read")
 
     @property
     def copies(self) -> list[Request]:
-        """What goes from one device to another."""
+        """The requests that copy data from one device to another."""
         return self.of("copy")
 
     @property
     def collectives(self) -> list[Request]:
-        """What goes to other processes."""
+        """The requests that exchange data with other processes."""
         return self.of("collective")
 
     @property
     def waits(self) -> list[Request]:
-        """Operators that wait for the device inside."""
+        """The requests whose operator synchronizes inside."""
         return [request for request in self.requests if request.waits]
 
     def __enter__(self) -> Self:
@@ -143,119 +170,150 @@ class Ledger(TorchDispatchMode):
         launches.WATCHED.remove(self._launched)
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
-    def _launched(self, name: str, given: Sequence[Any]) -> None:
-        """Note a kernel of ours, with the form of what it is given."""
-        self._note("call", f"triton.{name}", given, 1)
+    def _launched(self, name: str, arguments: Sequence[Any]) -> None:
+        """Record the launch of a Triton kernel of this library."""
+        self._record("call", f"triton.{name}", arguments, 1)
 
     # ------------------------------------------------------------------ what torch calls
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any([kind.__name__ == "DTensor" for kind in types]):  # it comes again, as its parts
-            return NotImplemented
-        kwargs, name, told = kwargs or {}, str(func), schema(func)
-        given = _tensors((args, kwargs))
+        if any([kind.__name__ == "DTensor" for kind in types]):
+            return NotImplemented  # torch then dispatches the operators on the local shards
+        kwargs = kwargs or {}
         if func.namespace in ("prim", "profiler"):
             return func(*args, **kwargs)
-        if _by_mask(name, args):
-            self._note("read", name, (args, kwargs))
-        elif _needs_values(func, given, kwargs):
-            return self._read(func, name, args, kwargs, given)
-        out = func(*args, **kwargs)
-        made = _tensors(out)
-        old = {id(t.untyped_storage()) for t in given}
-        new = {id(m): m for t in made if id(m := t.untyped_storage()) not in old and t.is_cuda}
-        kind = _kind(name, given + made, bool(new) or told.is_mutable)
+        name = str(func)
+        inputs = _tensors((args, kwargs))
+        if _counts_a_mask(name, args):
+            self._record("read", name, (args, kwargs))
+        elif _needs_values(func, inputs, kwargs):
+            return self._read(func, name, args, kwargs, inputs)
+        result = func(*args, **kwargs)
+        outputs = _tensors(result)
+        old = {id(t.untyped_storage()) for t in inputs}
+        new = {id(m): m for t in outputs if id(m := t.untyped_storage()) not in old and t.is_cuda}
+        kind = _kind(name, inputs + outputs, bool(new) or schema(func).is_mutable)
         if kind is not None:
             calls = _kernels(name, args) if kind == "call" else 0
             fresh = sum([memory.nbytes() for memory in new.values()])
-            self._note(kind, name, (args, kwargs), calls, fresh)
+            self._record(kind, name, (args, kwargs), calls, fresh)
         for memory in new.values():
-            self._reserve(memory)
-        return out
+            self._allocate(memory)
+        return result
 
-    def _read(self, func: Any, name: str, args: Any, kwargs: Any, given: list[Tensor]) -> Any:
-        """A number that the host asks for: what it is, where that is known, or one."""
-        if any([t.is_cuda for t in given]):
-            self._note("read", name, (args, kwargs))
-            self._reads += 1
-        if self._reads > PATIENCE:
+    def _read(self, func: Any, name: str, args: Any, kwargs: Any, inputs: list[Tensor]) -> Any:
+        """Record that the host reads a value. Return the value if it is known, and otherwise 1."""
+        if any([t.is_cuda for t in inputs]):
+            self._record("read", name, (args, kwargs))
+            self._count_of_reads += 1
+        if self._count_of_reads > READS_ALLOWED:
             raise NeedsValues(f"{_where()[0]} reads number after number: a loop that a value ends?")
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
-            if any(["Tensor" in str(made.type) for made in schema(func).returns]):
+            if any(["Tensor" in str(returned.type) for returned in schema(func).returns]):
                 raise NeedsValues(
                     f"{_where()[0]} asks for a shape that depends on values, which fake tensors do "
                     f"not have ({name}): it waits for the device"
                 ) from error
-        return _one(given[0].dtype)
+        return _stand_in(inputs[0].dtype)
 
-    def _note(self, kind: str, name: str, given: Any, calls: int = 0, fresh: int = 0) -> None:
-        asked = tuple(map(self._form, tree_leaves(given)))
+    def _record(self, kind: str, name: str, arguments: Any, calls: int = 0, fresh: int = 0) -> None:
+        comparable = tuple(map(self._comparable, tree_leaves(arguments)))
         where, called = _where()
-        self.requests.append(Request(kind, name, calls, asked, where, _waits(name), called, fresh))
+        request = Request(kind, name, calls, comparable, where, _waits(name), called, fresh)
+        self.requests.append(request)
 
-    def _form(self, x: Any) -> Any:
-        """An argument, to be compared: of tensors form and place, of all else what it is."""
+    def _comparable(self, x: Any) -> Any:
+        """Return an argument in a form that can be compared with the argument of another step."""
         if isinstance(x, Tensor):
             if not x.is_cuda and not x.dim():
-                return Host(known_number(x))
+                return HostScalar(known_number(x))
             memory = x.untyped_storage()
-            lies = None if memory in self._made else getattr(memory, "address", None)
-            return Given(x.dtype, tuple(x.shape), lies and lies + x.storage_offset())
-        plain = isinstance(x, (int, str, torch.dtype, torch.device)) or x is None
-        return x if plain or (isinstance(x, (float, complex)) and x == x) else str(type(x))
+            place = None if memory in self._allocated else getattr(memory, "address", None)
+            if place is not None:
+                place += x.storage_offset()
+            return TensorArgument(x.dtype, tuple(x.shape), place)
+        if x is None or isinstance(x, (int, str, torch.dtype, torch.device)):
+            return x
+        if isinstance(x, (float, complex)) and x == x:
+            return x
+        return str(type(x))  # NaN too: it would not equal the NaN of another step
 
-    def _reserve(self, memory: torch.UntypedStorage) -> None:
+    def _allocate(self, memory: torch.UntypedStorage) -> None:
+        """Count new memory as in use until it is freed."""
         size = memory.nbytes()
-        self._made.add(memory)
-        self.fresh, self._alive = self.fresh + size, self._alive + size
-        self.peak = max(self.peak, self._alive)
+        self._allocated.add(memory)
+        self.fresh += size
+        self._bytes_in_use += size
+        self.peak = max(self.peak, self._bytes_in_use)
         weakref.finalize(memory, self._free, size)
 
     def _free(self, size: int) -> None:
-        self._alive -= size
+        self._bytes_in_use -= size
+
+
+def run_step(step: Callable[[], object], ledger: Ledger) -> None:
+    """Run a step inside a ledger.
+
+    Every audited step starts here, so that `_where` can tell the frames of the step from the frames
+    of the audit and of its caller.
+    """
+    with ledger:
+        step()
 
 
 def ledgers(make: Callable[[Any], Any], params: Any, steps: int = 3) -> list[Ledger]:
-    """The ledgers of some steps, inside `fake_cuda`.
+    """Run some steps inside `fake_cuda` and return the ledger of each step.
 
     Args:
-        make: Called with the parameters; returns an optimizer, or a function that does a step.
-        params: The parameters, with gradients.
-        steps: How many steps are done.
+        make: A function of the parameters. It returns an optimizer, or a function that does a step.
+        params: Fake parameters with gradients, as `twin` returns them.
+        steps: The number of steps.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip.audit import fake_cuda, ledgers, same, twin
+        >>> model = torch.nn.Linear(8, 4)
+        >>> with fake_cuda():
+        ...     *_, before, last = ledgers(torch.optim.SGD, twin(model.parameters()))
+        >>> print(same(before, last))
+        None
     """
-    with Ledger():  # so that reads have values
-        made = make(params)
-    step = getattr(made, "step", made)
-    found = []
-    for _ in range(steps):
-        with Ledger() as ledger:
-            step()
-        found.append(ledger)
-    return found
+    with Ledger():  # without a ledger, reading a value of a fake tensor is an error
+        optimizer = make(params)
+    step = getattr(optimizer, "step", optimizer)
+    ledger_of_each = [Ledger() for _ in range(steps)]
+    for ledger in ledger_of_each:
+        run_step(step, ledger)
+    return ledger_of_each
 
 
 def differences(one: Ledger, other: Ledger) -> Iterator[tuple[Request, str]]:
-    """What the second of two steps asks otherwise than the first, and how.
+    """Yield each request of the second of two steps that differs from the first, and the reason.
 
-    A graph of a step may be replayed where nothing is: numbers among the arguments are part of it,
-    and so is where tensors lie.
+    A CUDA graph can replay a step only if there is no difference, because the numbers among the
+    arguments and the addresses of tensors are fixed in the graph.
     """
     for a, b in zip(one.requests, other.requests, strict=False):
-        if a[:3] != b[:3]:
+        if (a.kind, a.name, a.calls) != (b.kind, b.name, b.calls):
             yield b, f"comes where {a} came in the step before"
             return
         if a.given != b.given:
             yield b, _change(a.given, b.given)
     if len(one.requests) != len(other.requests):
-        rest = (one.requests, other.requests)[len(one.requests) < len(other.requests)]
-        yield rest[min(len(one.requests), len(other.requests))], "comes in one of two steps alone"
+        shorter, longer = sorted([one.requests, other.requests], key=len)
+        yield longer[len(shorter)], "comes in one of two steps alone"
 
 
 def same(one: Ledger, other: Ledger) -> str | None:
-    """None where two steps ask the same, else a sentence with the first difference."""
-    return next((f"{request} {words}" for request, words in differences(one, other)), None)
+    """Return None if two steps ask the same of the device, and otherwise the first difference.
+
+    Args:
+        one: The ledger of a step.
+        other: The ledger of a later step.
+    """
+    return next((f"{request} {reason}" for request, reason in differences(one, other)), None)
 
 
 # ---------------------------------------------------------------------- what an operator is
@@ -265,125 +323,156 @@ def _tensors(x: Any) -> list[Tensor]:
     return [t for t in tree_leaves(x) if isinstance(t, Tensor)]
 
 
-def _needs_values(func: Any, given: Sequence[Tensor], kwargs: dict[str, Any]) -> bool:
-    """Whether the host must wait for values: for a number, or for a shape."""
+def _is_mask(t: Tensor) -> bool:
+    return t.dtype in (torch.bool, torch.uint8)
+
+
+def _needs_values(func: Any, inputs: Sequence[Tensor], kwargs: dict[str, Any]) -> bool:
+    """Return whether an operator makes the host wait for a number or for a shape."""
     if torch.Tag.data_dependent_output in func.tags:
         return True
-    told = kwargs.get("output_size") is not None  # what is repeated, and how often in all
-    if told or torch.Tag.dynamic_output_shape not in func.tags:
+    if torch.Tag.dynamic_output_shape not in func.tags:
         return False
-    by_index = func.overloadpacket.__name__.startswith(("index", "_unsafe_index"))
-    return not by_index or any([t.dtype in (torch.bool, torch.uint8) for t in given[1:]])
+    if kwargs.get("output_size") is not None:
+        return False  # repeat_interleave, whose caller has passed the size of the result
+    takes_index = func.overloadpacket.__name__.startswith(("index", "_unsafe_index"))
+    return not takes_index or any(map(_is_mask, inputs[1:]))
 
 
-def _by_mask(name: str, args: Sequence[Any]) -> bool:
-    """Whether entries are written by a mask, of which torch asks how many; one fill needs none."""
+def _counts_a_mask(name: str, args: Sequence[Any]) -> bool:
+    """Return whether an operator writes elements through a mask, for which torch counts them.
+
+    Torch does not count them if all of them get the same number from the host.
+    """
     if not name.startswith(("aten.index_put", "aten._index_put", "aten._unsafe_index_put")):
         return False
-    masks = [t for t in _tensors(args[1]) if t.dtype in (torch.bool, torch.uint8) and t.is_cuda]
-    fills = args[2].numel() == 1 and not args[2].is_cuda
-    return bool(masks) and not fills
+    masks = [t for t in _tensors(args[1]) if _is_mask(t) and t.is_cuda]
+    is_fill = args[2].numel() == 1 and not args[2].is_cuda
+    return bool(masks) and not is_fill
 
 
 def _kind(name: str, tensors: Sequence[Tensor], works: bool) -> str | None:
-    """The kind of an operator that has these tensors; None of what the host does alone."""
+    """Return the kind of a request, or None if only the host takes part.
+
+    Args:
+        name: The name of the operator.
+        tensors: The tensors that the operator receives and returns.
+        works: Whether the operator allocates or writes memory.
+    """
     devices = {t.device.type for t in tensors}
     if "c10d" in name:
         return "collective"
     if "cuda" not in devices:
         return None
-    if len(devices) > 1:
-        moves = "copy" in name or any([t.dim() for t in tensors if not t.is_cuda])
-        if moves:  # a 0-dim tensor is a number else
-            return "copy"
+    # A kernel receives a 0-dim CPU tensor as a number, without a copy.
+    copies = "copy" in name or any([t.dim() for t in tensors if not t.is_cuda])
+    if len(devices) > 1 and copies:
+        return "copy"
     if not works:
         return "view"
-    reserves = name.startswith(("aten.empty", "aten.new_empty"))
-    return "memory" if reserves else "call"
+    return "memory" if name.startswith(("aten.empty", "aten.new_empty")) else "call"
 
 
 def _kernels(name: str, args: Sequence[Any]) -> int:
-    """How many kernels an operator starts: several where foreach is off its fast route."""
+    """Return how many kernels an operator starts.
+
+    A foreach operator starts one kernel on torch's fast route, and otherwise one for each tensor.
+    """
     if not name.startswith("aten._foreach_"):
         return 1
     lists = [x for x in args if isinstance(x, (list, tuple)) and x and isinstance(x[0], Tensor)]
-    numbers = [x for x in tree_leaves(args) if isinstance(x, (int, float, complex))]
-    single = [x for x in args if isinstance(x, Tensor)]
+    return 1 if _takes_fast_route(name, args, lists) else len(lists[0])
+
+
+def _takes_fast_route(name: str, args: Sequence[Any], lists: Sequence[Sequence[Tensor]]) -> bool:
+    """Return whether a foreach operator runs as one kernel on these lists of tensors."""
     first = lists[0][0].dtype
-    dtypes = [{t.dtype for t in some} for some in lists]
-    one = all([len(some) == 1 for some in dtypes])
-    if not name.startswith("aten._foreach_copy"):
-        one = one and len(set.union(*dtypes)) == 1
-    one = one and all([x.dtype == first for x in single if x.is_cuda])
-    rows = zip(*lists, strict=True)
-    alike = all([len({(t.shape, t.stride()) for t in row}) == 1 for row in rows])
-    dense = all([_dense(t) for some in lists for t in some])
-    promotes = not (first.is_floating_point or first.is_complex)
-    promotes = promotes and any([isinstance(x, float) for x in numbers])
-    known = not name.startswith("aten._foreach_norm") or not numbers or numbers[0] in NORMS
-    return 1 if one and alike and dense and known and not promotes else len(lists[0])
+    dtypes = [{t.dtype for t in tensors} for tensors in lists]
+    if any([len(of_one_list) > 1 for of_one_list in dtypes]):
+        return False
+    if len(set.union(*dtypes)) > 1 and not name.startswith("aten._foreach_copy"):
+        return False
+    if any([x.dtype != first for x in args if isinstance(x, Tensor) and x.is_cuda]):
+        return False
+    for row in zip(*lists, strict=True):
+        if len({(t.shape, t.stride()) for t in row}) > 1:
+            return False
+    if not all([_is_dense(t) for tensors in lists for t in tensors]):
+        return False
+    numbers = [x for x in tree_leaves(args) if isinstance(x, (int, float, complex))]
+    is_floating = first.is_floating_point or first.is_complex
+    if not is_floating and any([isinstance(x, float) for x in numbers]):
+        return False  # the result has another dtype than the tensors
+    is_norm = name.startswith("aten._foreach_norm")
+    return not (is_norm and numbers and numbers[0] not in FAST_NORMS)
 
 
-def _dense(t: Tensor) -> bool:
-    """Whether the requests are all of a piece of memory, each once."""
+def _is_dense(t: Tensor) -> bool:
+    """Return whether the elements of a tensor fill one piece of memory, each element once."""
     if t.is_contiguous():
         return True
-    room = 1
-    for step, n in sorted([(s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n > 1]):
-        if step != room:
+    expected_stride = 1
+    for stride, n in sorted([(s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n > 1]):
+        if stride != expected_stride:
             return False
-        room *= n
+        expected_stride *= n
     return True
 
 
 def _waits(name: str) -> bool:
-    """Whether an operator is one of WAITS, under one of its names."""
-    home, operator, *_ = name.split(".")
-    words = operator.removeprefix("_").removeprefix("linalg_").removesuffix("_ex")
-    return home == "aten" and words in WAITS
+    """Return whether an operator is in `WAITS`, under any of its names."""
+    namespace, operator, *_ = name.split(".")
+    base_name = operator.removeprefix("_").removeprefix("linalg_").removesuffix("_ex")
+    return namespace == "aten" and base_name in WAITS
 
 
-def _one(dtype: torch.dtype) -> bool | int | float:
-    """What is put in the place of a number that is not known."""
+def _stand_in(dtype: torch.dtype) -> bool | int | float:
+    """Return the number with which a block continues after it has read an unknown value."""
     if dtype == torch.bool:
         return False
     return 1.0 if dtype.is_floating_point else 1
 
 
 def _change(before: tuple[Any, ...], now: tuple[Any, ...]) -> str:
-    """How the arguments of an operator are others than in the step before."""
-    for a, b in zip(before, now, strict=False):
-        if a == b:
+    """Return how the arguments of an operator differ from its arguments in the step before."""
+    for old, new in zip(before, now, strict=False):
+        if old == new:
             continue
-        if isinstance(b, Host):
+        if isinstance(new, HostScalar):
             return "is given a number of the host in a tensor, and a graph keeps what it once was"
-        if isinstance(a, Given) and isinstance(b, Given) and a[:2] == b[:2]:
+        are_tensors = isinstance(old, TensorArgument) and isinstance(new, TensorArgument)
+        if are_tensors and (old.dtype, old.shape) == (new.dtype, new.shape):
             return "is given a tensor that lay elsewhere in the step before: write state in place"
-        return f"is given {_plain(b)}, which was {_plain(a)} in the step before"
+        return f"is given {_shown(new)}, which was {_shown(old)} in the step before"
     return f"is given {len(now)} arguments, which were {len(before)} in the step before"
 
 
-def _plain(x: Any) -> Any:
-    if isinstance(x, Given):
-        return f"a tensor of {x.dtype} and shape {x.shape}"
-    return f"{x:.4g}" if isinstance(x, float) else x
+def _shown(argument: Any) -> Any:
+    """Return an argument as messages show it."""
+    if isinstance(argument, TensorArgument):
+        return f"a tensor of {argument.dtype} and shape {argument.shape}"
+    return f"{argument:.4g}" if isinstance(argument, float) else argument
 
 
 def _where() -> tuple[str, str]:
-    """The file and line of the code that asked, and of the code outside of torch if it is torch."""
-    asked = ""
+    """Return the file and line that called the current operator, and the line that called torch.
+
+    The second text is empty unless the first is a line of torch. It is also empty if the step is a
+    method of torch, because then the audit is the caller.
+    """
+    in_torch = ""
     for frame, line in traceback.walk_stack(None):
-        file = frame.f_code.co_filename
-        if file == TRIAL and asked:  # the step is torch's own
+        if in_torch and frame.f_code is run_step.__code__:
             break
+        file = frame.f_code.co_filename
         if not file.startswith(SILENT):
             place = f"{file}:{line}"
-            return (asked, place) if asked else (place, "")
-        if not asked and file.startswith(SPEAKING):
-            asked = f"{file}:{line}"
-    return asked or "an unknown place", ""
+            return (in_torch, place) if in_torch else (place, "")
+        if not in_torch and file.startswith(TORCH_CALLERS):
+            in_torch = f"{file}:{line}"
+    return in_torch or "an unknown place", ""
 
 
 def lines(requests: Iterable[Request]) -> list[str]:
-    """The places that asked, each once, in order."""
+    """Return the place and the operator of each request, in order and without repetition."""
     return list(dict.fromkeys(map(str, requests)))

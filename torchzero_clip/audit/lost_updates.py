@@ -1,4 +1,4 @@
-"""What rounding loses of a step: twins of the parameters in float32 take it beside them, on CPU."""
+"""The share of a step's updates that rounding loses, measured on the CPU against float32 copies."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from torch.nn import Parameter
 from torchzero_clip.core.sharding.layout import local
 
 HALF = (torch.bfloat16, torch.float16)
-MOST = 2**22  # entries that take the step: of more, the first rows of each tensor
+SAMPLE_SIZE = 2**22
+"""The number of elements that take the step. Of a larger model, the first rows of each tensor."""
 
 
 @dataclass(frozen=True)
 class Lost:
-    """What a step does to parameters in half precision, beside the same in float32.
+    """A comparison of one step in half precision with the same step in float32.
 
     Attributes:
-        moving: The entries that the step moves in float32.
-        stayed: Those of them that stay where they are in half precision.
-        rounding: How the optimizer says that it rounds; "" where it says nothing.
-        ended: Why the step could not be done on the CPU, where it could not.
+        moving: The number of elements that the step changes in float32.
+        stayed: The number of moving elements that the step does not change in half precision.
+        rounding: The optimizer's option `rounding`, or "" if the optimizer has none.
+        ended: The reason why the step could not run on the CPU, or "" if it ran.
     """
 
     moving: int = 0
@@ -34,69 +35,94 @@ class Lost:
 
     @property
     def share(self) -> float:
-        """Of the entries that move in float32, those that stay."""
+        """The share of lost updates: `stayed / moving`."""
         return self.stayed / max(self.moving, 1)
 
     def __str__(self) -> str:
         if self.ended:
             return f"What rounding loses was not seen, since on a CPU the step ends: {self.ended}"
-        told = f"Of {self.moving:,} entries that it moves in float32, {self.share:.0%} stay in half"
+        share = (
+            f"Of {self.moving:,} entries that it moves in float32, {self.share:.0%} stay in half"
+        )
         if self.rounding in ("", "nearest"):
-            return f"{told} precision: lost in rounding, but for what is kept beside the weights."
-        return f'{told} precision, for which rounding="{self.rounding}" makes up later.'
+            return f"{share} precision: lost in rounding, but for what is kept beside the weights."
+        return f'{share} precision, for which rounding="{self.rounding}" makes up later.'
 
 
-def lost_in(make: Callable[[Any], Any], rows: Sequence[Any]) -> Lost | None:
-    """What a step loses in rounding; None where none is in half precision, or one has no values."""
-    params = [x[1] if isinstance(x, tuple) else x for x in rows]
+def lost_in(make: Callable[[Any], Any], named_or_not: Sequence[Any]) -> Lost | None:
+    """Return how many updates of a step are lost in rounding.
+
+    The result is None if no parameter is in half precision, or if a parameter has no values.
+
+    Args:
+        make: A function of the parameters. It returns an optimizer, or a function that does a step.
+        named_or_not: Parameters, or pairs of a name and a parameter. `make` receives the same.
+    """
+    params = [x[1] if isinstance(x, tuple) else x for x in named_or_not]
     if not any([p.dtype in HALF for p in params]) or any([p.is_meta for p in params]):
         return None
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return _beside(make, rows, _sample(params))
-    except Exception as error:  # whatever it is, the rest of the report holds
+            return _compared(make, named_or_not, _sample(params))
+    except Exception as error:  # the rest of the report holds, whatever the error is
         return Lost(ended=f"{type(error).__name__}: {error}".partition("\n")[0])
 
 
-def _beside(make: Callable[[Any], Any], rows: Sequence[Any], low: Sequence[Parameter]) -> Lost:
-    """A step of parameters as they are, and of the same in float32."""
+def _compared(
+    make: Callable[[Any], Any], named_or_not: Sequence[Any], low: Sequence[Parameter]
+) -> Lost:
+    """Do a step of parameters and of their float32 copies, and compare which elements move."""
     high = [Parameter(p.detach().float(), requires_grad=p.requires_grad) for p in low]
-    for one, other in zip(low, high, strict=True):
-        other.grad = None if one.grad is None else one.grad.float()
+    for p, copied in zip(low, high, strict=True):
+        copied.grad = None if p.grad is None else p.grad.float()
     before = [p.detach().clone() for p in low]
-    made = [_stepped(make, rows, twins) for twins in (high, low)]
-    moving = stayed = 0
-    for p, w, at in zip(low, high, before, strict=True):
+    _after_a_step(make, named_or_not, high)
+    optimizer = _after_a_step(make, named_or_not, low)
+    moving = 0
+    stayed = 0
+    for p, copied, old in zip(low, high, before, strict=True):
         if p.dtype in HALF:
-            moves = w != at.float()
+            moves = copied != old.float()
             moving += int(moves.sum())
-            stayed += int((moves & (p == at)).sum())
-    return Lost(moving, stayed, str(getattr(made[1], "rounding", "")))
+            stayed += int((moves & (p == old)).sum())
+    return Lost(moving, stayed, str(getattr(optimizer, "rounding", "")))
 
 
 def _sample(params: Sequence[Tensor]) -> list[Parameter]:
-    """Parameters on CPU with gradients: those that are there, or such of norm 1 together."""
-    entries = max(sum([p.numel() for p in params]), 1)
-    made = []
+    """Return copies of the parameters on the CPU, with gradients, and of at most `SAMPLE_SIZE`.
+
+    A parameter without a gradient gets a random one. Random gradients of all elements together have
+    a norm of about 1.
+    """
+    elements = max(sum([p.numel() for p in params]), 1)
+    copies = []
     for p in params:
-        values, grad = local(p).detach(), None if p.grad is None else local(p.grad)
-        at = slice(-(-len(values) * MOST // entries)) if values.dim() and entries > MOST else ...
-        moves = p.requires_grad or not isinstance(p, Parameter)
-        made.append(Parameter(values[at].cpu().clone(), requires_grad=moves))
-        if moves:
-            drawn = torch.randn(made[-1].shape) / min(entries, MOST) ** 0.5
-            made[-1].grad = (drawn if grad is None else grad[at].cpu().clone()).to(p.dtype)
-    return made
+        values = local(p).detach()
+        rows: Any = ...
+        if values.dim() and elements > SAMPLE_SIZE:
+            rows = slice(-(-len(values) * SAMPLE_SIZE // elements))
+        trains = p.requires_grad or not isinstance(p, Parameter)
+        copied = Parameter(values[rows].cpu().clone(), requires_grad=trains)
+        if trains:
+            # drawn in any case, so that the random numbers of later parameters are the same
+            grad = torch.randn(copied.shape) / min(elements, SAMPLE_SIZE) ** 0.5
+            if p.grad is not None:
+                grad = local(p.grad)[rows].cpu().clone()
+            copied.grad = grad.to(p.dtype)
+        copies.append(copied)
+    return copies
 
 
-def _stepped(make: Callable[[Any], Any], rows: Sequence[Any], twins: Sequence[Any]) -> Any:
-    """What makes steps, after one of it."""
-    pairs = zip(rows, twins, strict=True)
-    made = make([(x[0], t) if isinstance(x, tuple) else t for x, t in pairs])
-    for group in getattr(made, "param_groups", []):
+def _after_a_step(
+    make: Callable[[Any], Any], named_or_not: Sequence[Any], copies: Sequence[Parameter]
+) -> Any:
+    """Do one step of the copies, and return the optimizer or the function that did the step."""
+    pairs = zip(named_or_not, copies, strict=True)
+    optimizer = make([(x[0], p) if isinstance(x, tuple) else p for x, p in pairs])
+    for group in getattr(optimizer, "param_groups", []):
         if group.get("capturable"):
-            group["capturable"] = False  # which torch has for accelerators alone
-    step = getattr(made, "step", made)
+            group["capturable"] = False  # torch allows it only for parameters on accelerators
+    step = getattr(optimizer, "step", optimizer)
     step()
-    return made
+    return optimizer

@@ -1,7 +1,8 @@
-"""What Python asks of a fake tensor past torch's operators, in words that a ledger understands.
+"""Operations that Python does on a fake tensor without torch's operators, made visible to a ledger.
 
-To print a tensor copies it to the host. Without a guard for the device
-torch cannot index, move or read a tensor by the usual methods: the operators behind them can.
+For example, `print(x)` copies a tensor to the host, but not by an operator. If the device has no
+guard, torch cannot index, move or read a tensor by its usual methods either. The functions of this
+module replace these methods by the operators that they stand for.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from torchzero_clip.core.torch_private import fake_mode, without_modes
 aten = torch.ops.aten
 
 
-class Spoken(TorchFunctionMode):
-    """A block in which a fake tensor answers to Python as one with values would.
+class PythonReads(TorchFunctionMode):
+    """A context manager inside which methods of fake tensors call operators.
 
     Args:
         guarded: Whether the device has a guard.
@@ -27,17 +28,17 @@ class Spoken(TorchFunctionMode):
 
     def __init__(self, guarded: bool) -> None:
         super().__init__()
-        self.answers = ANSWERS if guarded else ANSWERS | UNGUARDED
+        self._replacements = SHOWING_VALUES if guarded else SHOWING_VALUES | NEEDING_A_GUARD
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        answer = self.answers.get(getattr(func, "__name__", ""))
+        replacement = self._replacements.get(getattr(func, "__name__", ""))
         tensors = [x for x in args if isinstance(x, Tensor)]
-        if answer is None or not tensors or fake_mode(tensors[0]) is None:
+        if replacement is None or not tensors or fake_mode(tensors[0]) is None:
             return func(*args, **(kwargs or {}))
-        return answer(*args, **(kwargs or {}))
+        return replacement(*args, **(kwargs or {}))
 
 
-# ---------------------------------------------------------------------- what shows values
+# ---------------------------------------------------------------------- methods that show values
 
 
 def _repr(x: Tensor, **options: Any) -> str:
@@ -61,7 +62,7 @@ def _data_ptr(x: Tensor) -> int:
     return start + int(x.storage_offset()) * x.element_size()
 
 
-ANSWERS: dict[str, Callable[..., Any]] = {
+SHOWING_VALUES: dict[str, Callable[..., Any]] = {
     "__repr__": _repr,
     "__format__": _format,
     "numpy": _numpy,
@@ -69,22 +70,23 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "data_ptr": _data_ptr,
 }
 
-# ---------------------------------------------------------------------- what asks for a guard
+# ---------------------------------------------------------------------- methods that need a guard
 
 
 def _get(x: Tensor, index: Any) -> Tensor:
-    """Entries: one dim after the other by views, then tensors and masks together."""
+    """Return x[index]: views for one dim after the other, then all tensors and masks together."""
     index = index if isinstance(index, tuple) else (index,)
-    takes = sum([_dims(i) for i in index])
+    indexed_dims = sum([_dims(i) for i in index])
     dim = 0
     chosen: list[Tensor | None] = []
-    for i in _written_out(index, x.dim() - takes):
+    for i in _without_ellipsis(index, x.dim() - indexed_dims):
         if i is None:
             x = aten.unsqueeze(x, dim)
         elif isinstance(i, slice):
             x = x if i == slice(None) else aten.slice(x, dim, i.start, i.stop, i.step or 1)
         elif isinstance(i, (Tensor, list)):
-            chosen += [None] * (dim - len(chosen)) + [torch.as_tensor(i)]
+            chosen += [None] * (dim - len(chosen))
+            chosen.append(torch.as_tensor(i))
         else:
             x = aten.select(x, dim, int(i))
             continue
@@ -104,24 +106,24 @@ def _set(x: Tensor, index: Any, value: Any) -> None:
 
 
 def _dims(i: Any) -> int:
-    """How many dims an index is for."""
+    """Return how many dims of a tensor one part of an index uses."""
     if isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8):
         return i.dim()
     return 0 if i is None or i is ... else 1
 
 
-def _written_out(index: tuple[Any, ...], rest: int) -> list[Any]:
-    """An index without `...`."""
-    out: list[Any] = []
+def _without_ellipsis(index: tuple[Any, ...], rest: int) -> list[Any]:
+    """Return an index with `rest` full slices in place of `...`."""
+    full: list[Any] = []
     for i in index:
-        out += [slice(None)] * rest if i is ... else [i]
-    return out
+        full += [slice(None)] * rest if i is ... else [i]
+    return full
 
 
-def _to(x: Tensor, *given: Any, **options: Any) -> Tensor:
-    """`x.to(device, dtype, non_blocking, copy)`, in any of its forms."""
+def _to(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    """Return `x.to(device, dtype, non_blocking, copy)`, for all forms of the arguments."""
     wanted = {"device": x.device, "dtype": x.dtype, **options}
-    for value in given:
+    for value in arguments:
         if isinstance(value, Tensor):
             wanted |= {"device": value.device, "dtype": value.dtype}
         elif isinstance(value, torch.dtype):
@@ -132,12 +134,12 @@ def _to(x: Tensor, *given: Any, **options: Any) -> Tensor:
     dtype = wanted["dtype"] or x.dtype
     if device.type == x.device.type:
         return Tensor.to(x, dtype, copy=wanted.get("copy", False))
-    made = torch.empty(x.shape, dtype=dtype, device="cuda:0" if device.type == "cuda" else device)
-    return aten.copy_(made, x, wanted.get("non_blocking", False))
+    moved = torch.empty(x.shape, dtype=dtype, device="cuda:0" if device.type == "cuda" else device)
+    return aten.copy_(moved, x, wanted.get("non_blocking", False))
 
 
-def _cuda(x: Tensor, *given: Any, **options: Any) -> Tensor:
-    return _to(x, *(given or ("cuda:0",)), **options)
+def _cuda(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    return _to(x, *(arguments or ("cuda:0",)), **options)
 
 
 def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
@@ -146,7 +148,7 @@ def _copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     return aten.copy_(x, source, non_blocking)
 
 
-UNGUARDED: dict[str, Callable[..., Any]] = {
+NEEDING_A_GUARD: dict[str, Callable[..., Any]] = {
     "__getitem__": _get,
     "__setitem__": _set,
     "__float__": lambda x: float(x.item()),

@@ -1,6 +1,7 @@
-"""Does a step wait? An optimizer on an imagined GPU, and the lines that stand in its way.
+"""An audit of a step: whether it synchronizes with the GPU, and which lines are the reason.
 
-No GPU is needed, and nothing is computed. A step is done three times; the last two are compared.
+The audit needs no GPU, and nothing is computed. It runs three steps on a fake GPU and compares the
+last two.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,36 +23,38 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torchzero_clip.attach import Attached
 from torchzero_clip.audit.fake_gpu import fake_cuda, twin
 from torchzero_clip.audit.findings import Finding, changes, loops, memory, refusals, short, waits
-from torchzero_clip.audit.ledger import Ledger, NeedsValues
+from torchzero_clip.audit.ledger import Ledger, NeedsValues, run_step
 from torchzero_clip.audit.lost_updates import Lost, lost_in
 
 STEPS = 3
-HAND = "clip_grad_norm_ and AdamW(fused=True)"
-MOST = 8  # lines of one kind in a text; `findings` has all
+BASELINE = "clip_grad_norm_ and AdamW(fused=True)"
+LINES_SHOWN = 8
+"""The most lines of one kind in the text of a report. `findings` has all lines."""
 SCALER = (
     'torch disables GradScaler("cuda") where it has no CUDA, and an enabled one may read in each '
     "step whether a gradient is infinite"
 )
-SYNCHRONIZES = "synchronizing CUDA operation"  # as torch's own mode warns
+SYNCHRONIZES = "synchronizing CUDA operation"  # from the warning of torch's sync debug mode
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What an audit of a step found; `str` of it is the text.
+    """The result of `audit`. `print(report)` shows it as text.
 
     Attributes:
-        name: The optimizer or the function.
-        tensors: How many have a gradient.
-        calls: The kernels that a step starts.
-        fresh: The bytes of memory that it takes at once.
-        collectives: The times that it asks other processes.
-        findings: The lines where something is the matter.
-        ended: Why the step could not go on, where it could not: what follows was not seen.
-        on_gpu: The lines that waited on the GPU that is here, by torch's own mode for that; None
-            where there is none.
-        beside: The same of `clip_grad_norm_` and a fused AdamW.
-        lost: What rounding loses of a step, done on the CPU by twins in float32 too; None where no
-            parameter is in half precision, or has values.
+        name: The name of the optimizer or of the function.
+        tensors: The number of tensors that have a gradient.
+        calls: The number of kernels that a step starts.
+        fresh: The largest number of bytes that a step allocates at the same time.
+        collectives: The number of collectives in a step, such as all-reduces.
+        findings: The lines with a problem.
+        ended: The reason why the step could not be completed, or "". The report covers only the
+            part of the step before that.
+        on_gpu: The lines that synchronized on the GPU of this machine, according to
+            `torch.cuda.set_sync_debug_mode`. None if this machine has no GPU.
+        beside: A baseline: the report of `torch.nn.utils.clip_grad_norm_` with a fused AdamW.
+        lost: The updates that rounding loses, measured on the CPU. None if no parameter is in half
+            precision, or if a parameter has no values.
     """
 
     name: str
@@ -66,37 +69,42 @@ class StepReport:
     lost: Lost | None = None
 
     def of(self, *kinds: str) -> list[Finding]:
-        """The findings of these kinds."""
+        """Return the findings of the given kinds. `Finding` lists all kinds."""
         return [x for x in self.findings if x.kind in kinds]
 
     @property
     def waits(self) -> list[Finding]:
-        """Where the host waits for the device."""
+        """The lines where the host waits for the device."""
         return self.of("read", "copy", "wait")
 
     @property
     def capturable(self) -> bool:
-        """Whether a CUDA graph may capture it: it waits for nothing, and steps ask the same."""
+        """Whether a CUDA graph can capture the step.
+
+        It can if the step never synchronizes, and if every step makes the same calls.
+        """
         return not self.ended and not self.of("read", "copy", "wait", "change", "refusal")
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the report as plain data, for example for JSON."""
         return {**asdict(self), "capturable": self.capturable}
 
     def __str__(self) -> str:
-        told = [self._line()]
+        lines = [self._line()]
         if self.capturable:
-            told.append("It waits for nothing, and a CUDA graph may capture it.")
-        told += _section("It waits for the device:", self.waits)
-        told += _section("No CUDA graph can be had of it:", self.of("change", "refusal"))
-        told += _section("It costs:", self.of("loop", "memory"))
+            lines.append("It waits for nothing, and a CUDA graph may capture it.")
+        lines += _section("It waits for the device:", self.waits)
+        lines += _section("No CUDA graph can be had of it:", self.of("change", "refusal"))
+        lines += _section("It costs:", self.of("loop", "memory"))
         if self.ended:
-            told.append(f"Nothing more was seen: {self.ended}.")
+            lines.append(f"Nothing more was seen: {self.ended}.")
         if self.lost is not None:
-            told.append(str(self.lost))
+            lines.append(str(self.lost))
         if self.on_gpu is not None:
-            told += _section("On the GPU here torch saw it wait:", self.on_gpu)
-        return "\n".join(told if self.beside is None else [*told, f"Beside: {self.beside._line()}"])
+            lines += _section("On the GPU here torch saw it wait:", self.on_gpu)
+        if self.beside is not None:
+            lines.append(f"Beside: {self.beside._line()}")
+        return "\n".join(lines)
 
     def _line(self) -> str:
         often = sum([x.times for x in self.waits])
@@ -106,12 +114,13 @@ class StepReport:
         )
 
 
-def _section(head: str, rows: Sequence[object]) -> Iterator[str]:
-    if rows:
+def _section(head: str, findings: Sequence[object]) -> Iterator[str]:
+    """Yield a heading and a line for each finding, or nothing if there are none."""
+    if findings:
         yield head
-    yield from [f"  {row}" for row in rows[:MOST]]
-    if len(rows) > MOST:
-        yield f"  and {len(rows) - MOST} lines more"
+    yield from [f"  {finding}" for finding in findings[:LINES_SHOWN]]
+    if len(findings) > LINES_SHOWN:
+        yield f"  and {len(findings) - LINES_SHOWN} lines more"
 
 
 def _size(count: float) -> str:
@@ -123,14 +132,24 @@ def _size(count: float) -> str:
 
 
 def audit(make: Callable[[Any], Any], params: Any) -> StepReport:
-    """What a step asks of a GPU: where it waits, and what keeps it from a CUDA graph. Of parameters
-    in half precision also the share of updates that rounding loses.
+    """Run a step on a fake GPU, and report where the step synchronizes with the GPU.
+
+    The report also lists the lines that prevent a CUDA graph, and the lines that start a kernel for
+    each tensor or allocate much memory. If parameters are in half precision, the report includes
+    the share of the updates that is lost in rounding.
+
+    No GPU is needed. Needs torch 2.9 or newer.
 
     Args:
-        make: Called with fake twins of the parameters, which have gradients; returns an optimizer,
-            a handle with a `step`, or a function that does a step. An optimizer that is there
-            already cannot be tried: its state and its closures hold other tensors.
-        params: Parameters on any device, or pairs of their names and them; `make` gets the same.
+        make: A function that receives fake copies of the parameters, which have gradients. It
+            returns an optimizer, such as a `torch.optim.Optimizer`, a `Modular` or a `Clipper`, or
+            a function that does a step. An optimizer that already exists cannot be audited, because
+            its state and its closures hold other tensors.
+        params: Parameters on any device, or pairs of a name and a parameter. `make` receives copies
+            in the same form.
+
+    Returns:
+        A `StepReport`. `print(report)` shows it as text.
 
     Example:
         >>> import torch
@@ -145,20 +164,32 @@ def audit(make: Callable[[Any], Any], params: Any) -> StepReport:
             f"audit: takes what makes an optimizer, such as lambda params: {name}(params), got an "
             f"{name} that is made: its state and its closures hold tensors of their own"
         )
-    rows = list(params)
-    if not rows:
+    params = list(params)
+    if not params:
         raise ValueError("audit: there are no parameters to make twins of")
-    seen = on_gpu(make, rows) if torch.cuda.is_available() else None
-    hand = replace(trial(by_hand, rows), name=HAND)
-    return replace(trial(make, rows), on_gpu=seen, beside=hand, lost=lost_in(make, rows))
+    lines_on_gpu = on_gpu(make, params) if torch.cuda.is_available() else None
+    baseline = replace(trial(by_hand, params), name=BASELINE)
+    report = trial(make, params)
+    return replace(report, on_gpu=lines_on_gpu, beside=baseline, lost=lost_in(make, params))
 
 
 def assert_no_waits(make: Callable[[Any], Any], params: Any) -> None:
-    """Raise an `AssertionError` with the lines where a step waits for the device, if there are any.
+    """Raise an `AssertionError` if a step synchronizes with the GPU. The error lists the lines.
+
+    Use it in a test. No GPU is needed.
 
     Args:
-        make: As for `audit`.
-        params: As for `audit`.
+        make: A function that returns an optimizer, as for `audit`.
+        params: The parameters, as for `audit`.
+
+    Example:
+        >>> import torch
+        >>> from torchzero_clip import LR, Adam, ClipNorm, Modular
+        >>> from torchzero_clip.audit import assert_no_waits
+        >>> model = torch.nn.Linear(8, 4)
+        >>> def make(params):
+        ...     return Modular(params, ClipNorm(1.0, dim="global"), Adam(), LR(1e-3))
+        >>> assert_no_waits(make, model.parameters())
     """
     report = audit(make, params)
     if report.waits or report.ended:
@@ -166,7 +197,7 @@ def assert_no_waits(make: Callable[[Any], Any], params: Any) -> None:
 
 
 def by_hand(params: Any) -> Callable[[], None]:
-    """What a step is held against: torch's clip, and its AdamW in one pass."""
+    """Return the step of the baseline: torch's clipping by norm and its fused AdamW."""
     tensors = _tensors(params)
     opt = torch.optim.AdamW(tensors, fused=True, capturable=True)
 
@@ -181,18 +212,18 @@ def by_hand(params: Any) -> Callable[[], None]:
 
 
 def trial(make: Callable[[Any], Any], params: Sequence[Any]) -> StepReport:
-    """The report of a step, with nothing beside it."""
-    stepped: dict[int, Optimizer] = {}
-    with fake_cuda(), _scalers() as disabled:
+    """Return the report of a step on the fake GPU alone, without a baseline."""
+    optimizers: dict[int, Optimizer] = {}
+    with fake_cuda(), _scalers() as disabled_scalers:
         twins = _twins(params)
         grads = [p.grad for p in _tensors(twins) if p.grad is not None]
-        with Ledger():  # so that reads have values
-            made = make(twins)
-            step = _step_of(made)
-        hook = register_optimizer_step_pre_hook(lambda opt, *_: stepped.update({id(opt): opt}))
+        with Ledger():  # without a ledger, reading a value of a fake tensor is an error
+            stepper = make(twins)
+            step = _step_of(stepper)
+        hook = register_optimizer_step_pre_hook(lambda opt, *_: optimizers.update({id(opt): opt}))
         try:
             with _uncompiled():
-                ledgers, ended = _steps(step, _tensors(twins))
+                ledgers, ended = _ledgers_of(step, _tensors(twins))
         finally:
             hook.remove()
         size = sum([t.numel() * t.element_size() for t in grads])
@@ -202,47 +233,60 @@ def trial(make: Callable[[Any], Any], params: Sequence[Any]) -> StepReport:
             "audit: the step asked nothing of the device: `make` has to take the parameters that "
             "it is given, not those of a model that is there already"
         )
-    findings = [*waits(last), *([] if ended else changes(*ledgers[-2:]))]
-    findings += [*refusals(stepped.values()), *loops(last, len(grads)), *memory(last, size)]
-    ended = ended or (SCALER if disabled else "")
-    told = len(grads), last.calls, last.peak, len(last.collectives)
-    return StepReport(_name(make, made), *told, findings, ended)
+    findings = waits(last)
+    if not ended:
+        findings += changes(*ledgers[-2:])
+    findings += refusals(optimizers.values())
+    findings += loops(last, len(grads))
+    findings += memory(last, size)
+    if disabled_scalers and not ended:
+        ended = SCALER
+    return StepReport(
+        _name(make, stepper),
+        tensors=len(grads),
+        calls=last.calls,
+        fresh=last.peak,
+        collectives=len(last.collectives),
+        findings=findings,
+        ended=ended,
+    )
 
 
-def _steps(step: Callable[[], Any], params: Sequence[Any]) -> tuple[list[Ledger], str]:
-    """The ledgers of some steps, and why one of them could not go on."""
-    ledgers, grads = [], [p.grad for p in params]
+def _ledgers_of(step: Callable[[], Any], params: Sequence[Any]) -> tuple[list[Ledger], str]:
+    """Return the ledgers of some steps, and the reason if a step could not be completed."""
+    ledgers: list[Ledger] = []
+    grads = [p.grad for p in params]
     for _ in range(STEPS):
         ledgers.append(Ledger())
-        for p, grad in zip(params, grads, strict=True):  # which a step may have freed
-            p.grad = grad
+        for p, grad in zip(params, grads, strict=True):
+            p.grad = grad  # the step before may have set it to None
         try:
-            with ledgers[-1]:
-                step()
+            run_step(step, ledgers[-1])
         except NeedsValues as error:
             return ledgers, str(error)
     return ledgers, ""
 
 
-def _step_of(made: Any) -> Callable[[], Any]:
-    """The function that does a step."""
-    if isinstance(made, Attached):
+def _step_of(stepper: Any) -> Callable[[], Any]:
+    """Return the function that does a step of an optimizer, a clipper, or a function itself."""
+    if isinstance(stepper, Attached):
         raise TypeError("audit: `make` returns the optimizer with a handle, not the handle")
-    step: Callable[[], Any] = getattr(made, "step", made)
+    step: Callable[[], Any] = getattr(stepper, "step", stepper)
     if callable(step):
         return step
     raise TypeError(
-        f"audit: `make` returns an optimizer or a function that does a step, got {made!r}"
+        f"audit: `make` returns an optimizer or a function that does a step, got {stepper!r}"
     )
 
 
 @contextmanager
-def _scalers() -> Iterator[list[Any]]:
-    """The scalers that were to be enabled in the block, and are not, since torch has no CUDA."""
-    init, disabled = GradScaler.__init__, list[Any]()
+def _scalers() -> Iterator[list[GradScaler]]:
+    """Collect the scalers that torch disables inside the block, because it has no CUDA."""
+    init = GradScaler.__init__
+    disabled: list[GradScaler] = []
 
     @functools.wraps(init)
-    def watched(self: Any, *args: Any, **kwargs: Any) -> None:
+    def watched(self: GradScaler, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         wanted = inspect.signature(init).bind(self, *args, **kwargs).arguments.get("enabled", True)
         if wanted and not self.is_enabled():
@@ -255,10 +299,10 @@ def _scalers() -> Iterator[list[Any]]:
         GradScaler.__init__ = init  # type: ignore[method-assign]
 
 
-def _name(make: Any, made: Any) -> str:
-    """What a report is called: the class of an optimizer, or the function."""
-    if hasattr(made, "step"):
-        return type(made).__name__
+def _name(make: Any, stepper: Any) -> str:
+    """Return the name of a report: the class of the optimizer, or the name of the function."""
+    if hasattr(stepper, "step"):
+        return type(stepper).__name__
     return str(getattr(make, "__name__", type(make).__name__))
 
 
@@ -267,33 +311,34 @@ def _tensors(params: Sequence[Any]) -> list[Any]:
 
 
 def _twins(params: Sequence[Any], device: str = "cuda:0") -> list[Any]:
-    twins = twin(_tensors(params), device)
-    pairs = zip(params, twins, strict=True)
-    return [(x[0], made) if isinstance(x, tuple) else made for x, made in pairs]
+    """Return fake copies of the parameters, with the name of each parameter that has a name."""
+    pairs = zip(params, twin(_tensors(params), device), strict=True)
+    return [(x[0], copied) if isinstance(x, tuple) else copied for x, copied in pairs]
 
 
-def _uncompiled() -> Any:
-    """A block in which functions under torch.compile run as they are written."""
-    compiles = "torch._dynamo" in sys.modules  # which takes long to import
-    return torch.compiler.set_stance("force_eager") if compiles else nullcontext()
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Return a context manager inside which functions under torch.compile run uncompiled."""
+    # If nobody has imported torch._dynamo, nothing is compiled, and importing it takes long.
+    is_imported = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if is_imported else nullcontext()
 
 
 def on_gpu(make: Callable[[Any], Any], params: Sequence[Any]) -> list[str]:
-    """The lines that wait on the GPU that is here, as torch's own mode for that sees them."""
+    """Return the lines of a step that synchronize on the GPU of this machine, as torch reports."""
     twins = _twins(params, "cuda")
     for t in _tensors(twins):
         t.data.normal_()
         if t.grad is not None:
             t.grad.normal_()
     step = _step_of(make(twins))
-    step()
+    step()  # the first step allocates state
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("warn")
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             step()
     finally:
         torch.cuda.set_sync_debug_mode(before)
-    seen = [short(f"{x.filename}:{x.lineno}") for x in told if SYNCHRONIZES in str(x.message)]
-    return list(dict.fromkeys(seen))
+    lines = [short(f"{x.filename}:{x.lineno}") for x in caught if SYNCHRONIZES in str(x.message)]
+    return list(dict.fromkeys(lines))

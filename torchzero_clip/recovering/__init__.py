@@ -1,7 +1,7 @@
-"""A run that goes wrong goes back: `recover` is what a loop calls.
+"""`Recover`: roll back a run that diverges to a snapshot, and continue without the bad batches.
 
-`judging` says from losses and the flags of guards whether a run is in trouble, and `snapshot` is
-all that it goes on from, in host memory.
+The training loop calls `recover`. `judging` decides from the losses and from the steps that guards
+skipped whether training diverges. A `snapshot` is a copy of the run in host memory.
 """
 
 from torchzero_clip.recovering.recover import Back, Recover

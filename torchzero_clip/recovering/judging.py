@@ -1,6 +1,6 @@
-"""Judging: whether a run is failing, from the losses of its steps and the flags of its guards.
+"""The decision whether training diverges, from the losses of steps and the steps a guard skipped.
 
-It knows numbers alone, so that a recorded run can be judged like one that is training.
+It needs only numbers. So a recorded run can be judged in the same way as a run that is training.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-TIE = 1e-12  # of the mean: a spread that rounding alone makes
+TIE = 1e-12
+"""A standard deviation below this multiple of the mean is caused by rounding alone."""
 
 
 class Look(NamedTuple):
-    """A step as it is judged.
+    """The facts about one step that `Recover` checks.
 
     Attributes:
-        loss: Its loss, the mean over the ranks that reported one; 0 if none did.
-        broken: Whether the loss of a rank is not a finite number.
+        loss: The loss of the step, averaged over the ranks that reported a loss. 0 if none did.
+        broken: Whether the loss of any rank is NaN or infinite.
         skipped: Whether a guard skipped the step.
-        told: Whether a rank reported a loss.
-        moved: Whether the optimizer took a step. It did not if a GradScaler skipped it, or if
+        told: Whether any rank reported a loss.
+        moved: Whether the optimizer took a step. It did not if a GradScaler skipped the step, or if
             gradients are accumulated over several batches.
     """
 
@@ -33,35 +34,46 @@ class Look(NamedTuple):
 
 
 def limit_of(losses: Sequence[float], sigmas: float, window: int) -> float:
-    """The loss from which on a step is bad: so many standard deviations above the mean of the last
-    good ones, once there are half of those that are remembered.
+    """Return the loss above which a step is bad.
+
+    Args:
+        losses: The last good losses, at most `window`.
+        sigmas: The limit is this number of standard deviations above the mean of `losses`. It is
+            infinite while there are fewer than `window / 2` losses.
+        window: The most losses that `Recover` remembers.
     """
     if 2 * len(losses) < window or len(losses) < 2:
         return math.inf
-    mean, std = statistics.fmean(losses), statistics.stdev(losses)
+    mean = statistics.fmean(losses)
+    std = statistics.stdev(losses)
     return mean + sigmas * std if std > TIE * abs(mean) else math.inf
 
 
-def judged(rows: Sequence[Look], limit: float) -> tuple[list[bool], str]:
-    """Return which of the last steps are bad, and why the run must go back, or an empty string.
+def judged(looks: Sequence[Look], limit: float) -> tuple[list[bool], str]:
+    """Return which of the last steps are bad, and the reason for a rollback.
 
-    A step is bad if it was skipped, or if its loss is above the limit or not finite. The run goes
-    back if more than half of the steps are bad, because single ones are what guards are for. It
-    also goes back if the loss was not finite in a step that moved the weights.
+    A step is bad if it was skipped, or if its loss is above the limit, NaN or infinite. A rollback
+    is needed if more than half of the steps are bad, because guards handle single bad steps. A
+    rollback is also needed if the loss was NaN or infinite in a step that changed the weights.
+    If no rollback is needed, the reason is an empty string.
     """
-    high = [row.told and not (row.broken or row.skipped) and row.loss > limit for row in rows]
-    bad = [row.broken or row.skipped or x for row, x in zip(rows, high, strict=True)]
-    if any([row.broken and row.moved and not row.skipped for row in rows]):
-        return bad, "a loss was no finite number in a step that no guard skipped"
-    if 2 * sum(bad) <= len(rows):
-        return bad, ""
-    skipped = sum([row.skipped for row in rows])
-    broken = sum([row.broken and not row.skipped for row in rows])
-    parts = []
+    is_high = [
+        look.told and not (look.broken or look.skipped) and look.loss > limit for look in looks
+    ]
+    is_bad = [
+        look.broken or look.skipped or high for look, high in zip(looks, is_high, strict=True)
+    ]
+    if any([look.broken and look.moved and not look.skipped for look in looks]):
+        return is_bad, "a loss was no finite number in a step that no guard skipped"
+    if 2 * sum(is_bad) <= len(looks):
+        return is_bad, ""
+    skipped = sum([look.skipped for look in looks])
+    broken = sum([look.broken and not look.skipped for look in looks])
+    reasons = []
     if skipped:
-        parts.append(f"{skipped} were skipped")
+        reasons.append(f"{skipped} were skipped")
     if broken:
-        parts.append(f"{broken} had a loss that is not finite")
-    if any(high):
-        parts.append(f"{sum(high)} had a loss above {limit:.4g}")
-    return bad, f"of the last {len(rows)} steps {' and '.join(parts)}"
+        reasons.append(f"{broken} had a loss that is not finite")
+    if any(is_high):
+        reasons.append(f"{sum(is_high)} had a loss above {limit:.4g}")
+    return is_bad, f"of the last {len(looks)} steps {' and '.join(reasons)}"

@@ -1,11 +1,10 @@
-"""Recover: a run that goes wrong goes back to where it was well, and on without the batches."""
+"""Recover: roll back a run that diverges to a snapshot, and continue without the bad batches."""
 
 from __future__ import annotations
 
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -25,7 +24,8 @@ from torchzero_clip.recovering.arguments import (
     loss_of,
     need,
 )
-from torchzero_clip.recovering.judging import Look, judged, limit_of
+from torchzero_clip.recovering.judging import judged, limit_of
+from torchzero_clip.recovering.progress import Progress, all_agree, rank_and_world
 from torchzero_clip.recovering.snapshot import Snapshot
 from torchzero_clip.study.recorder import Recorder
 
@@ -52,13 +52,13 @@ OTHER_RANKS = (
 
 
 class Back(NamedTuple):
-    """A way back.
+    """A rollback that `Recover` has done.
 
     Attributes:
-        step: The step behind which the trouble was seen.
-        to: The step behind which the run goes on.
-        why: What was seen.
-        left_out: How many batches are left out.
+        step: The step after which `Recover` noticed the divergence.
+        to: The step after which the snapshot was taken. Training continues after this step.
+        why: The reason for the rollback.
+        left_out: The number of batches that training leaves out because of this rollback.
     """
 
     step: int
@@ -67,81 +67,57 @@ class Back(NamedTuple):
     left_out: int
 
 
-@dataclass
-class Progress:
-    """Where a run is, and what it is judged by."""
-
-    rows: Tensor  # of each step since the last look: its loss, and why it was skipped
-    count: int = 0  # of steps
-    told: list[bool] = field(default_factory=list)  # of each step in `rows`: had it a loss?
-    moved: list[bool] = field(default_factory=list)  # and did the optimizer take a step?
-    losses: list[float] = field(default_factory=list)  # of good steps
-    drawn: int = 0  # batches
-    ends: list[int] = field(default_factory=lambda: [0])  # those before each step of `rows`
-    bad: list[int] = field(default_factory=list)  # those of bad steps since the snapshot
-    left_out: list[int] = field(default_factory=list)  # those that the run goes without
-    again: int = 0  # times that the run went back since there was a new snapshot
-    slow_until: int = 0  # the step
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain data, with the rows of the steps that nobody has looked at yet."""
-        return {**asdict(self), "rows": self.rows[: len(self.told)].tolist()}
-
-    def read(self) -> tuple[list[Look], bool]:
-        """Return the steps since the last look, and whether all ranks have told all losses.
-
-        All ranks get the same. Only here the host waits.
-        """
-        losses, why = self.rows[: len(self.told)].unbind(1)
-        told, moved = torch.tensor([self.told, self.moved], device=losses.device)
-        broken, ranks, world = ~losses.isfinite(), torch.distributed, 1
-        table = torch.stack([losses.where(~broken, 0), broken, why > 0, told, moved], dim=1)
-        if ranks.is_available() and ranks.is_initialized():
-            world = ranks.get_world_size()
-            ranks.all_reduce(table)
-        looks, whole = list[Look](), True
-        for loss, broke, skipped, given, stepped in table.tolist():
-            mean = loss / max(given, 1)
-            looks.append(Look(mean, broke > 0, skipped > 0, given > 0, stepped > 0))
-            whole = whole and given == world
-        return looks, whole
-
-    def clear(self, check: int) -> None:
-        """Begin the steps of the next look."""
-        self.rows = self.rows.new_zeros(check, 2)
-        self.told.clear()
-        self.moved.clear()
-
-
 class Recover:
-    """Go back to a snapshot in host memory where a run goes wrong, and on without the batches.
+    """Roll back a run that diverges to a snapshot, and continue without the bad batches.
 
-    A step is bad where a guard skipped it, or where its loss is no finite number or stands out
-    above the last good ones. The host looks at them once in `check` steps. Where more than half are
-    bad, or weights are no numbers, the model, the optimizer, the parts and all random states become
-    what they were in the last snapshot. Where it goes wrong again before there is another one, it
-    is taken again, from half of `most` times on the one before, and then a RuntimeError says so.
+    Every `every` steps, `Recover` copies the model, the optimizer state and the random states to
+    host memory. Such a copy is called a snapshot. Call `recover.step(loss)` at the end of every
+    iteration of the training loop.
 
-    An optimizer has one Recover: a new one takes the place of the one before.
+    Every `check` steps, `Recover` checks the steps since the last check. A step is bad if a guard
+    skipped it, if its loss is NaN or infinite, or if its loss is far above the recent good losses.
+    `Recover` rolls back to the last snapshot in the following cases:
+
+    - More than half of the steps since the last check are bad.
+    - The loss was NaN or infinite in a step that changed the weights.
+    - The weights or the optimizer state contain NaN or infinity.
+
+    Training then continues without the bad batches. For each rollback, `Recover` issues a warning.
+
+    If the run diverges again before there is a new snapshot, `Recover` rolls back again. After
+    `most / 2` rollbacks without a new snapshot it uses the older snapshot. After `most` rollbacks
+    it raises a `RuntimeError`. If the run diverges before the first snapshot, it raises a
+    `RuntimeError`, too.
+
+    Between two checks, `Recover` does not synchronize with the GPU.
+
+    An optimizer has one `Recover`. A new `Recover` for the same optimizer replaces the old one.
 
     Args:
-        opt: A Modular, or the handle that `attach` returned.
-        model: The model that it trains.
-        every: A snapshot is taken so many steps after the last, or at the next look where all is
-            well again: no bad step since the look before, and `safe_to_save`.
-        keep: How many snapshots there are, each as large as the weights and the state.
-        parts: What else has `state_dict` and `load_state_dict` and belongs to the run: schedules, a
-            GradScaler, a Recorder, a loader.
-        check: The steps from one look to the next. `every` is a multiple.
-        sigmas: How many standard deviations a loss may be above the mean.
-        window: The number of good losses that these are of.
-        most: How often a run may go back before there is a new snapshot.
-        slower: A factor for the rate and a number of steps for which it holds behind a way back.
+        opt: A `Modular`, or the handle that `attach` returned.
+        model: The model that the optimizer trains.
+        every: The number of steps between two snapshots, a multiple of `check`. The first snapshot
+            is taken at the first check. `Recover` delays a snapshot until a check finds no bad step
+            and `safe_to_save` finds no NaN.
+        keep: The number of snapshots in host memory. Each is as large as the weights and the
+            optimizer state together.
+        parts: Other objects with `state_dict` and `load_state_dict` that a rollback restores, such
+            as learning rate schedulers, a `GradScaler`, a `Recorder`, or a data loader.
+        check: The number of steps between two checks.
+        sigmas: A loss is bad if it is more than this number of standard deviations above the mean
+            of the recent good losses.
+        window: The number of recent good losses that `sigmas` refers to. As long as there are fewer
+            than `window / 2` good losses, no finite loss is bad.
+        most: The number of rollbacks without a new snapshot after which `Recover` raises a
+            `RuntimeError`.
+        slower: A factor for the learning rate, and the number of steps after a rollback for which
+            the factor holds. `(0.5, 100)` halves the learning rate for 100 steps.
 
     Attributes:
-        events: Every way back, as a `Back`.
-        now: Where the run is: `now.count` steps without those that were taken back, and
-            `now.left_out`, the batches that the run goes without, counted from 1.
+        events: All rollbacks, each as a `Back`.
+        now: The progress of the run. `now.count` is the number of steps, without the steps that
+            were rolled back. `now.left_out` is a list of the batches that training leaves out. The
+            first batch of training has number 1.
 
     Example:
         >>> import torch
@@ -177,36 +153,45 @@ class Recover:
         numbers = {"every": every, "keep": keep, "check": check, "window": window, "most": most}
         check_numbers({**numbers, "sigmas": sigmas})
         self.slower = check_slower(opt, slower)
-        self.every, self.check, self.most = every, check, most
-        self.sigmas, self.window = sigmas, window
-        self.events, self._opt, self._parts = list[Back](), opt, parts
-        mine = [opt._optimizer(), opt, opt.after] if isinstance(opt, Attached) else [opt]
-        optimizers = [each for each in mine if each is not None]  # the one that moves weights first
-        self._spare = [Snapshot(optimizers, model, parts) for _ in range(keep)]
-        self._ring, device = list[Snapshot](), params_of(opt)[0].device
+        self.every = every
+        self.check = check
+        self.most = most
+        self.sigmas = sigmas
+        self.window = window
+        self.events: list[Back] = []
+        self._opt = opt
+        self._parts = parts
+        optimizers: list[Optimizer] = [opt]
+        if isinstance(opt, Attached):  # the optimizer that changes the weights comes first
+            attached_to: list[Optimizer | None] = [opt._optimizer(), opt, opt.after]
+            optimizers = [optimizer for optimizer in attached_to if optimizer is not None]
+        self._spare = [Snapshot(optimizers, model, parts) for _ in range(keep)]  # not taken yet
+        self._ring: list[Snapshot] = []  # the oldest first
+        device = params_of(opt)[0].device
         self.now = Progress(torch.zeros(check, 2, dtype=wide(device), device=device))
         self._moved = False  # whether the optimizer has taken a step since the last call of `step`
-        self._loader: Iterable[Any] | None = None  # one that can go back
-        self._rates: list[tuple[dict[str, Any], Any, Any]] = []  # groups with a smaller rate
-        self._begin_on(optimizers[0])
+        self._loader: Iterable[Any] | None = None  # the loader among the parts
+        # of each group with a smaller rate: the group, its own rate, and the smaller rate
+        self._rates: list[tuple[dict[str, Any], Any, Any]] = []
+        self._watch(optimizers[0])
 
-    def _begin_on(self, optimizer: Optimizer) -> None:
-        """Watch the steps of an optimizer, in the place of an earlier Recover."""
+    def _watch(self, optimizer: Optimizer) -> None:
+        """Register hooks on an optimizer, and remove an earlier `Recover` of the optimizer."""
         earlier = ACTIVE.get(optimizer)
         if earlier is not None and (replaced := earlier()) is not None:
             replaced.remove()
         ACTIVE[optimizer] = weakref.ref(self)
         self._hooks = [
-            optimizer.register_step_pre_hook(calling(self._before_step)),
-            optimizer.register_step_post_hook(calling(self._after_step)),
+            optimizer.register_step_pre_hook(weak_hook(self._before_step)),
+            optimizer.register_step_post_hook(weak_hook(self._after_step)),
         ]
         for hook in self._hooks:
             weakref.finalize(self, hook.remove)
 
     def remove(self) -> None:
-        """Take the hooks off the optimizer. It is over then: `step` raises an error.
+        """Remove the hooks from the optimizer. After that, `step` raises an error.
 
-        A new Recover on the same optimizer does this to the one before.
+        A new `Recover` for the same optimizer calls this method of the old one.
         """
         for hook in self._hooks:
             hook.remove()
@@ -216,14 +201,21 @@ class Recover:
     # ------------------------------------------------------------------ in the loop
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
-        """The batches of a loader, without those that are left out.
+        """Yield the batches of a loader, except those that training leaves out.
 
-        A loader among the parts goes back with the run, and the good batches come again. Any other
-        goes on, and all batches since the snapshot are left out.
+        If the loader is in `parts`, a rollback sets it back, and only the bad batches are left out.
+        Any other loader continues with its next batch, so a rollback leaves out all batches since
+        the snapshot.
+
+        Args:
+            loader: The data loader, or any iterable of batches. Iterate over
+                `recover.batches(loader)` in every epoch.
         """
-        goes_back, batches = any([part is loader for part in self._parts]), iter(loader)
+        goes_back = any([part is loader for part in self._parts])
+        batches = iter(loader)
         if goes_back:
-            self._loader, self._iterator = loader, batches
+            self._loader = loader
+            self._iterator = batches
         while True:
             try:
                 batch = next(self._iterator if goes_back else batches)
@@ -235,120 +227,139 @@ class Recover:
 
     @torch.no_grad()
     def step(self, loss: Tensor | float | None = None) -> Back | None:
-        """End a step of the loop: the last call in it, behind those of optimizer and schedules.
+        """Record the loss of a step, and roll back if the run diverges.
 
-        In a distributed run all ranks must call it in every step.
+        Call this method at the end of each iteration of the training loop, after the steps of the
+        optimizer and of the learning rate schedulers. With gradient accumulation, call it after
+        each batch. In distributed training, call it on all ranks in every iteration.
 
         Args:
-            loss: The loss of the step, which stays on the device. Without one weights and state are
-                looked at instead, which is a pass over memory once in `check` steps.
+            loss: The loss of the step: a number, or a tensor with one element, which stays on its
+                device. Without a loss, `Recover` instead looks for NaN and infinity in the weights
+                and in the optimizer state. For that, it reads all their memory every `check` steps.
 
         Returns:
-            What happened where the run has gone back; otherwise None.
+            A `Back` if this call has rolled back the run, and otherwise None.
         """
         loss = loss_of(loss)
         need(self._hooks, REMOVED, RuntimeError)
-        self._restore_rates()  # of a step that raised an error
-        now, moved = self.now, self._moved
+        self._restore_rates()  # torch calls no hook after a step that raises an error
+        now = self.now
+        moved = self._moved
         self._moved = False
         row = now.rows[len(now.told)]
         if isinstance(loss, Tensor):
             row[0].copy_(loss)
         elif loss is not None:
             row[0].fill_(loss)
-        records = self._opt._records.values() if moved else ()  # else they are of an earlier step
-        for why in [x["why"] for x in records if isinstance(x, dict) and "why" in x]:
-            row[1].add_(why.to(row.device))
+        if moved:  # otherwise the records are from an earlier step
+            for record in self._opt._records.values():
+                if isinstance(record, dict) and "why" in record:
+                    row[1].add_(record["why"].to(row.device))
         now.told.append(loss is not None)
         now.moved.append(moved)
         now.count += 1
         now.ends.append(now.drawn)
-        return None if now.count % self.check else self._look()
+        return None if now.count % self.check else self._check_steps()
 
-    def _look(self) -> Back | None:
-        """Judge the last steps: go back, take a snapshot, or let the run go on."""
+    def _check_steps(self) -> Back | None:
+        """Judge the steps since the last check: roll back, take a snapshot, or do nothing."""
         now = self.now
-        summing = not now.moved[-1]  # the gradients of the last steps, which are still to be used
-        rows, told = now.read()
+        accumulating = not now.moved[-1]
+        looks, all_have_losses = now.read()
         now.clear(self.check)
-        bad, why = judged(rows, limit_of(now.losses, self.sigmas, self.window))
-        for row, is_bad, *ends in zip(rows, bad, now.ends, now.ends[1:], strict=False):
-            if is_bad:
-                now.bad += range(ends[0] + 1, ends[1] + 1)
-            elif row.told:
-                now.losses.append(row.loss)
-        now.losses, now.ends = now.losses[-self.window :], now.ends[-1:]
-        if not (why or told or self._opt.safe_to_save(0)):
+        is_bad, why = judged(looks, limit_of(now.losses, self.sigmas, self.window))
+        for look, bad, first, last in zip(looks, is_bad, now.ends, now.ends[1:], strict=False):
+            if bad:
+                now.bad += range(first + 1, last + 1)
+            elif look.told:
+                now.losses.append(look.loss)
+        now.losses = now.losses[-self.window :]
+        now.ends = now.ends[-1:]
+        if not (why or all_have_losses or self._opt.safe_to_save(0)):
             why = BROKEN
-        last = self._ring[-1].progress.count if self._ring else -1
-        due = now.count // self.every > last // self.every
-        if due and not (why or any(bad)):
-            for part in self._parts:
-                seen = not hasattr(part, "__iter__") or isinstance(part, Module)
-                what = f"the parts have a {type(part).__name__}, {UNSEEN}"
-                need(seen or part is self._loader, what, RuntimeError)
+        newest = self._ring[-1].progress.count if self._ring else -1
+        is_due = now.count // self.every > newest // self.every
+        if is_due and not (why or any(is_bad)):
+            self._check_loaders()
             if self._opt.safe_to_save(self.check):
-                now.again, now.bad = 0, []
-                self._take(summing)
+                now.again = 0
+                now.bad = []
+                self._take(accumulating)
             elif not self._opt.safe_to_save(0):
                 why = BROKEN
         return self._go_back(why) if why else None
 
-    def _take(self, summing: bool = False) -> None:
-        """Take a snapshot, in the place of the oldest if there is no other."""
+    def _check_loaders(self) -> None:
+        """Raise an error if a loader among the parts is not iterated through `batches`."""
+        for part in self._parts:
+            is_loader = hasattr(part, "__iter__") and not isinstance(part, Module)
+            message = f"the parts have a {type(part).__name__}, {UNSEEN}"
+            need(not is_loader or part is self._loader, message, RuntimeError)
+
+    def _take(self, accumulating: bool = False) -> None:
+        """Take a snapshot. If there is no unused one, overwrite the oldest."""
         snapshot = self._spare.pop() if self._spare else self._ring.pop(0)
-        snapshot.take(copy.deepcopy(self.now), summing)
+        snapshot.take(copy.deepcopy(self.now), accumulating)
         self._ring.append(snapshot)
 
     def _go_back(self, why: str) -> Back:
-        was, told = self.now, f"step {self.now.count}: {why}"
-        need(self._ring, f"{told}, before there was a snapshot: {EARLY}", RuntimeError)
+        """Restore a snapshot, and decide which batches training leaves out from now on."""
+        was = self.now
+        failure = f"step {was.count}: {why}"
+        need(self._ring, f"{failure}, before there was a snapshot: {EARLY}", RuntimeError)
         often = f"after the run has gone back {self.most} times in a row"
-        need(was.again < self.most, f"{told}, {often}: {LASTING}", RuntimeError)
-        trusted = 2 * was.again < self.most
-        if not trusted and len(self._ring) > 1:
+        need(was.again < self.most, f"{failure}, {often}: {LASTING}", RuntimeError)
+        is_trusted = 2 * was.again < self.most
+        if not is_trusted and len(self._ring) > 1:
             self._spare.append(self._ring.pop())
         snapshot = self._ring[-1]
         snapshot.put_back()
-        now = self.now = copy.deepcopy(snapshot.progress)
-        out = set(range(now.drawn + 1, was.drawn + 1)) - {*was.left_out}
-        if self._loader is None:
-            now.drawn = now.ends[-1] = was.drawn  # the data goes on
-        elif trusted and was.bad:
-            out &= {*was.bad}
-        now.again, now.left_out, now.bad = was.again + 1, sorted({*was.left_out, *out}), []
+        now = copy.deepcopy(snapshot.progress)
+        self.now = now
+        since_snapshot = set(range(now.drawn + 1, was.drawn + 1)) - set(was.left_out)
+        new_left_out = since_snapshot
+        if self._loader is None:  # the loader continues with its next batch
+            now.drawn = was.drawn
+            now.ends[-1] = was.drawn
+        elif is_trusted and was.bad:
+            new_left_out = since_snapshot & set(was.bad)
+        now.again = was.again + 1
+        now.left_out = sorted({*was.left_out, *new_left_out})
+        now.bad = []
         if self._loader is not None:
             self._iterator = iter(self._loader)
-        snapshot.set_random()
+        snapshot.set_random()  # after iter(), which may draw a random number
         undone = was.count - now.count
-        back = Back(was.count, now.count, why, len(out) if was.drawn else undone)
+        back = Back(was.count, now.count, why, len(new_left_out) if was.drawn else undone)
         self.events.append(back)
-        for part in [part for part in self._parts if isinstance(part, Recorder)]:
-            part.log(**{"recover/back": undone, "recover/left_out": back.left_out})
+        for part in self._parts:
+            if isinstance(part, Recorder):
+                part.log(**{"recover/back": undone, "recover/left_out": back.left_out})
         now.slow_until = now.count + self.slower[1]
         on = f"the run goes on behind step {now.count}, without {back.left_out} batches"
-        warn(f"Recover: {told}: {on}")
+        warn(f"Recover: {failure}: {on}")
         return back
 
-    # ------------------------------------------------------------------ a smaller rate
+    # ------------------------------------------------------------------ a smaller learning rate
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Make the rate smaller for this step, if the run went back a short while ago."""
-        self._restore_rates()  # of a step that raised an error
+        """Make the learning rate smaller for this step, if the last rollback was recent."""
+        self._restore_rates()  # torch calls no hook after a step that raises an error
         if self.now.count >= self.now.slow_until:
             return None
         for group in optimizer.param_groups:
             smaller = group["lr"] * self.slower[0]
             self._rates.append((group, group["lr"], smaller))
             group["lr"] = smaller
-        # torch calls no hook behind a step that raises, and a closure often does
-        kept = [self._restoring(x) if callable(x) else x for x in args]
-        return tuple(kept), {k: self._restoring(x) if callable(x) else x for k, x in kwargs.items()}
+        # A closure that raises an error ends the step without the hook that restores the rates.
+        args = tuple([self._restoring(x) if callable(x) else x for x in args])
+        return args, {k: self._restoring(x) if callable(x) else x for k, x in kwargs.items()}
 
     def _restoring(self, closure: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a closure that gives the rates back before it raises an error."""
+        """Return a closure that restores the learning rates before it raises an error."""
 
         def restoring(*args: Any, **kwargs: Any) -> Any:
             try:
@@ -364,13 +375,13 @@ class Recover:
         self._restore_rates()
 
     def _restore_rates(self) -> None:
-        """Put the rates back that schedules are to see: they multiply what they have left.
+        """Restore the learning rates, because schedulers multiply the rate that they find.
 
-        A rate that somebody has set since stays.
+        A learning rate that was changed during the step stays.
         """
         for group, rate, smaller in self._rates:
-            here = group["lr"]
-            if here is smaller or not (isinstance(here, Tensor) or here != smaller):
+            current = group["lr"]
+            if current is smaller or not (isinstance(current, Tensor) or current != smaller):
                 group["lr"] = rate
         self._rates = []
 
@@ -378,91 +389,90 @@ class Recover:
 
     @property
     def nbytes(self) -> int:
-        """How much host memory the snapshots take."""
+        """The number of bytes of host memory that the snapshots use."""
         return sum([host.nbytes for snapshot in self._ring for host in snapshot.hosts])
 
     def state_dict(self, *, snapshots: bool = True) -> dict[str, Any]:
-        """Return what a checkpoint needs, so that a run that loads it is the run that went on.
+        """Return the progress of the run and the snapshots, for a checkpoint.
 
-        The snapshots share their memory with later ones: save what this returns, or copy it. On
-        several ranks each one saves its own.
+        A run that loads the checkpoint is bitwise identical to a run that was not interrupted.
+
+        The state dict shares memory with the snapshots, and later snapshots overwrite this memory.
+        Save the state dict before the next call of `step`, or copy it. In distributed training,
+        save it on every rank.
 
         Args:
-            snapshots: Whether the snapshots are in it, each as large as the weights and the state.
-                Without them the run that loads it takes its first one when all is well again, and
-                cannot go back before that.
+            snapshots: Whether to include the snapshots. Each is as large as the weights and the
+                optimizer state together. Without snapshots, a run that loads the checkpoint takes
+                a snapshot at the first check that finds no bad step. It cannot roll back before
+                that.
         """
-        shown = [
+        saved = [
             {**snapshot.state_dict(), "progress": snapshot.progress.state_dict()}
             for snapshot in (self._ring if snapshots else ())
         ]
-        return {**self.now.state_dict(), "snapshots": shown, "rank": list(rank_and_world())}
+        return {**self.now.state_dict(), "snapshots": saved, "rank": list(rank_and_world())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was saved, after everything else is loaded.
+        """Load what `state_dict` returned.
 
-        On several ranks all of them call it.
+        First load the state of the model, the optimizer, the schedulers and the other parts. In
+        distributed training, call this method on all ranks.
+
+        Args:
+            state_dict: The result of `state_dict`. In distributed training, the result on the same
+                rank.
         """
         keys = set(state_dict) if isinstance(state_dict, Mapping) else set()
-        given = list(state_dict) if keys else type(state_dict).__name__
-        what = f"load_state_dict takes what state_dict of a Recover gave, got {given}"
-        need(keys == {*vars(self.now), "snapshots", "rank"}, what)
-        saved = copy.deepcopy(dict(state_dict))  # whose memory later snapshots take
-        snapshots, rank = saved.pop("snapshots"), tuple(saved.pop("rank"))
+        received = list(state_dict) if keys else type(state_dict).__name__
+        message = f"load_state_dict takes what state_dict of a Recover gave, got {received}"
+        need(keys == {*vars(self.now), "snapshots", "rank"}, message)
+        saved = copy.deepcopy(dict(state_dict))  # later snapshots overwrite the loaded memory
+        snapshots = saved.pop("snapshots")
+        rank = tuple(saved.pop("rank"))
         if not all_agree(rank == rank_and_world(), self.now.rows.device):
             if snapshots:
                 warn(OTHER_RANKS)
             snapshots = []
-        loaded = list[Snapshot]()
         spare = [*self._spare, *self._ring]
-        for one in snapshots[-len(spare) :]:
+        loaded: list[Snapshot] = []
+        for state in snapshots[-len(spare) :]:
             snapshot = spare.pop()
-            snapshot.load_state_dict(one, self._progress(one["progress"]))
+            snapshot.load_state_dict(state, self._progress(state["progress"]))
             loaded.append(snapshot)
         self.now = self._progress(saved)
-        self._spare, self._ring, self._moved = spare, loaded, False
+        self._spare = spare
+        self._ring = loaded
+        self._moved = False
 
     def _progress(self, saved: Mapping[str, Any]) -> Progress:
-        """Return a progress that `state_dict` gave, with room for the steps until the next look.
+        """Return the progress of a state dict, with rows for the steps until the next check.
 
-        `check` may be another now, and so the next look may come sooner or later.
+        If `check` has changed, the next check comes earlier or later than it would have come.
         """
-        made = Progress(**{**saved, "rows": self.now.rows})
-        seen = len(made.told)
-        made.rows = self.now.rows.new_zeros(seen + self.check - made.count % self.check, 2)
+        progress = Progress(**{**saved, "rows": self.now.rows})
+        seen = len(progress.told)
+        rows = seen + self.check - progress.count % self.check
+        progress.rows = self.now.rows.new_zeros(rows, 2)
         if seen:
-            made.rows[:seen].copy_(made.rows.new_tensor(saved["rows"]))
-        made.losses = made.losses[-self.window :]
-        return made
+            progress.rows[:seen].copy_(progress.rows.new_tensor(saved["rows"]))
+        progress.losses = progress.losses[-self.window :]
+        return progress
 
 
 ACTIVE: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Recover]] = weakref.WeakKeyDictionary()
-"""The Recover of each optimizer."""
+"""The `Recover` of each optimizer."""
 
 
-def calling(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a hook that calls a method as long as its object lives, and is not compiled."""
-    found = weakref.WeakMethod(method)
+def weak_hook(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook that calls a method without keeping the object of the method alive.
+
+    torch.compile does not trace the hook.
+    """
+    reference = weakref.WeakMethod(method)
 
     def hook(*args: Any) -> Any:
-        bound = found()
+        bound = reference()
         return None if bound is None else bound(*args)
 
     return torch.compiler.disable(hook)  # type: ignore[no-any-return, unused-ignore]
-
-
-def rank_and_world() -> tuple[int, int]:
-    """Return the number of this rank, and how many there are."""
-    ranks = torch.distributed
-    if not (ranks.is_available() and ranks.is_initialized()):
-        return 0, 1
-    return ranks.get_rank(), ranks.get_world_size()
-
-
-def all_agree(flag: bool, device: torch.device) -> bool:
-    """Return whether a flag is set on all ranks."""
-    if rank_and_world()[1] == 1:
-        return flag
-    found = torch.tensor(int(flag), dtype=torch.int32, device=device)
-    torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MIN)
-    return bool(found)

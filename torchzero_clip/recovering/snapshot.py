@@ -1,8 +1,9 @@
-"""Snapshot: everything that a run needs to continue from a step, in host memory that is reused.
+"""Snapshot: a copy of everything that a run needs to continue from a step, in host memory.
 
-Each tensor is copied once and is put back into its own memory, so that nothing exists twice and
-compiled steps are replayed as before. From a GPU the copies go to pinned memory in the order of its
-stream, and the host does not wait. (That has not been run on a card.)
+A snapshot copies each tensor once. A rollback copies it back into the same tensor, so that nothing
+exists twice and compiled steps are replayed as before. The host memory is used again for later
+snapshots. Copies from a GPU go to pinned memory in the order of the stream, so the host does not
+wait for them. (No test has run this on a GPU.)
 """
 
 from __future__ import annotations
@@ -25,36 +26,36 @@ from torchzero_clip.core.tensor_kinds import is_sharded
 from torchzero_clip.core.torch_private import tree_leaves
 from torchzero_clip.optimizer.averages import reshard
 from torchzero_clip.optimizer.chain_runner import ChainRunner
+from torchzero_clip.recovering.progress import Progress
 
-PARAMS = "params"  # the key of a group that has its parameters
-
-
+PARAMS = "params"
+"""The key of a group that has its parameters."""
 REASON = "recover.load_state_dict()"
-"""What `explain()` names as the reason why the next steps are not replayed."""
+"""The reason that `explain()` gives if the next steps are not replayed."""
 
 
 class DictCopy(NamedTuple):
-    """A dict that the run writes, and what was in it.
+    """A dict that the run changes, and a copy of its contents.
 
     Attributes:
-        path: Its name in a state dict of the snapshot.
+        path: The name of the dict in a state dict of the snapshot.
         entries: The dict itself.
-        kept: A copy, with the same tensors.
+        contents: The copy, with the same tensors.
     """
 
     path: str
     entries: dict[Any, Any]
-    kept: dict[Any, Any]
+    contents: dict[Any, Any]
 
 
 class Gradient(NamedTuple):
-    """A gradient that was still being summed.
+    """A gradient that was being accumulated when the snapshot was taken.
 
     Attributes:
-        param: Its parameter.
-        own: Whether it is not in `.grad`, but in the place that the optimizer was given.
-        layout: How it is sharded.
-        host: The copy of the part that is here.
+        param: The parameter.
+        own: Whether the gradient is in the place that the optimizer was given instead of `.grad`.
+        layout: How the gradient is sharded, or None.
+        host: The copy of the gradient, or of its local shard.
     """
 
     param: Tensor
@@ -64,115 +65,123 @@ class Gradient(NamedTuple):
 
 
 class Snapshot:
-    """A place for the state of a run.
+    """A copy of a run in host memory, to which a rollback returns.
 
     Args:
-        optimizers: Those that step: their state, and all in their groups.
-        model: Its parameters and buffers, and what its modules save besides.
-        parts: What else has a state dict.
+        optimizers: The optimizers. A snapshot has their state and everything in their groups.
+        model: The model. A snapshot has its parameters, its buffers, and what its modules return
+            from `get_extra_state`.
+        parts: Other objects with a state dict.
 
     Attributes:
-        progress: Where the run is, as whoever takes it says.
+        progress: The progress of the run when the snapshot was taken.
         hosts: The copies of tensors.
     """
 
-    progress: Any
+    progress: Progress
 
     def __init__(
         self, optimizers: Sequence[Optimizer], model: Module, parts: Sequence[Any]
     ) -> None:
-        self._optimizers, self._model = optimizers, model
+        self._optimizers = optimizers
+        self._model = model
         self._chains = [opt for opt in optimizers if isinstance(opt, ChainRunner)]
         self._place = self._chains[0].place
-        own = [m for m in model.modules() if type(m).get_extra_state is not Module.get_extra_state]
         self._parts = [(part.state_dict, part.load_state_dict) for part in parts]
-        self._parts += [(module.get_extra_state, module.set_extra_state) for module in own]
-        self.hosts = list[Tensor]()
+        for module in model.modules():
+            if type(module).get_extra_state is not Module.get_extra_state:
+                self._parts.append((module.get_extra_state, module.set_extra_state))
+        self.hosts: list[Tensor] = []
 
     @torch.no_grad()
-    def take(self, progress: Any, summing: bool = False) -> None:
-        """Keep the run as it is.
+    def take(self, progress: Progress, accumulating: bool = False) -> None:
+        """Copy the run as it is.
 
         Args:
-            progress: Where the run is.
-            summing: Whether the gradients are still being summed over batches. They are copied
-                then; otherwise the optimizer has used them.
+            progress: The progress of the run.
+            accumulating: Whether the gradients are being accumulated over several batches. Only
+                then are they copied, because otherwise the optimizer has used them.
         """
         reshard(self._model)
         self._params = self._all_params()
-        self._dicts = [DictCopy(path, each, held(each)) for path, each in self._live()]
-        self._whose = [(opt, opt.state, list(opt.param_groups)) for opt in self._optimizers]
-        said = [state() for state, _ in self._parts]
-        values = [x for live in self._dicts for x in live.kept.values()]
-        mine = [*self._params, *[x for x in values if isinstance(x, Tensor)]]
-        others = [t for t in tree_leaves(said) if isinstance(t, Tensor) and not is_sharded(t)]
-        grads = list(self._gradients()) if summing else []
-        found = {id(t): t for t in [*mine, *others, *[grad for _, _, grad in grads]]}
-        pairs = itertools.zip_longest(found.values(), self.hosts[: len(found)])
-        self.hosts = list(itertools.starmap(on_host, pairs))
-        copies = dict(zip(found, self.hosts, strict=True))
-        self._copied = [(t, copies[id(t)]) for t in {id(t): t for t in mine}.values()]
-        self._said = copy.deepcopy(said, copies)
-        self._summed = [
-            Gradient(p, own, layout_of(grad), copies[id(grad)]) for p, own, grad in grads
+        self._dicts = [DictCopy(path, live, copied(live)) for path, live in self._live_dicts()]
+        self._containers = [(opt, opt.state, list(opt.param_groups)) for opt in self._optimizers]
+        states = [state_dict() for state_dict, _ in self._parts]
+        values = [x for live in self._dicts for x in live.contents.values()]
+        own_tensors = [*self._params, *[x for x in values if isinstance(x, Tensor)]]
+        tensors_of_parts = [
+            t for t in tree_leaves(states) if isinstance(t, Tensor) and not is_sharded(t)
         ]
-        self._without = {p for p in self._params if p.grad is None}
-        self.progress, self._phases = progress, [opt.engine.phase() for opt in self._chains]
-        self._random = random_states()
+        gradients = list(self._current_gradients()) if accumulating else []
+        tensors = [*own_tensors, *tensors_of_parts, *[grad for _, _, grad in gradients]]
+        by_id = {id(t): t for t in tensors}
+        pairs = itertools.zip_longest(by_id.values(), self.hosts[: len(by_id)])
+        self.hosts = list(itertools.starmap(on_host, pairs))
+        copies = dict(zip(by_id, self.hosts, strict=True))
+        self._pairs = [(t, copies[id(t)]) for t in {id(t): t for t in own_tensors}.values()]
+        self._states_of_parts = copy.deepcopy(states, copies)  # with the copies as its tensors
+        self._gradients = [
+            Gradient(p, own, layout_of(grad), copies[id(grad)]) for p, own, grad in gradients
+        ]
+        self._without_grad = {p for p in self._params if p.grad is None}
+        self.progress = progress
+        self._restore_engines = [opt.engine.phase() for opt in self._chains]
+        self._random_states = random_states()
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """Make the run what it was, except for random numbers."""
+        """Restore the run to the snapshot, except for the random states."""
         reshard(self._model)
-        for (_, load), said in zip(self._parts, self._said, strict=True):
-            load(copy.deepcopy(said))
-        for opt, state, groups in self._whose:  # one that loads a checkpoint gets others
-            opt.state, opt.param_groups[:] = state, groups
+        for (_, load_state_dict), state in zip(self._parts, self._states_of_parts, strict=True):
+            load_state_dict(copy.deepcopy(state))
+        for opt, state, groups in self._containers:  # loading a checkpoint may have replaced them
+            opt.state = state
+            opt.param_groups[:] = groups
         for live in self._dicts:
             live.entries.clear()
-            live.entries.update(held(live.kept))
-        for t, host in self._copied:
+            live.entries.update(copied(live.contents))
+        for t, host in self._pairs:
             local(t).detach().copy_(host, non_blocking=True)
         self._put_gradients_back()
-        for again in self._phases:
-            again()
+        for restore in self._restore_engines:
+            restore()
 
     def set_random(self) -> None:
-        """Have random numbers come as they did: last, since a loader that begins may draw some."""
-        set_random_states(self._random)
+        """Restore the random states. Call this last, because a loader may draw random numbers."""
+        set_random_states(self._random_states)
 
     def _put_gradients_back(self) -> None:
-        """Drop the gradients of batches that were undone, and restore those that were summed."""
+        """Restore accumulated gradients, and discard gradients of batches after the snapshot."""
         for p in self._params:
-            if p in self._without:
+            if p in self._without_grad:
                 p.grad = None
             elif p.grad is not None:
                 p.grad.zero_()
         self._place.zero(self._params)
-        for p, own, layout, host in self._summed:
+        for p, own, layout, host in self._gradients:
             here = self._place.own(p) if own else p.grad
             if here is None or local(here).shape != host.shape:
-                part = host.to(local(p).device, copy=True)
-                p.grad = part if layout is None else layout.wrap(part)
+                shard = host.to(local(p).device, copy=True)
+                p.grad = shard if layout is None else layout.wrap(shard)
             else:
                 local(here).detach().copy_(host, non_blocking=True)
 
-    # ------------------------------------------------------------------ what there is
+    # ------------------------------------------------------------------ the parts of a run
 
     def _all_params(self) -> list[Tensor]:
-        """Return the parameters of the model, and those that only a group has."""
+        """Return the parameters of the model, and the parameters that only a group has."""
         groups = [group for opt in self._optimizers for group in opt.param_groups]
-        rows = [*self._model.parameters(), *[p for group in groups for p in group[PARAMS]]]
-        return list({id(p): p for p in rows}.values())
+        params = [*self._model.parameters(), *[p for group in groups for p in group[PARAMS]]]
+        return list({id(p): p for p in params}.values())
 
-    def _live(self) -> Iterator[tuple[str, dict[Any, Any]]]:
-        """Yield the dicts that the run continues from, each with its path in a state dict."""
+    def _live_dicts(self) -> Iterator[tuple[str, dict[Any, Any]]]:
+        """Yield the dicts that the run changes, each with its path in a state dict."""
         places = {p: i for i, p in enumerate(self._all_params())}
         for i, opt in enumerate(self._optimizers):
             yield f"{i}/state", opt.state
-            for p, row in opt.state.items():
-                if isinstance(row, dict):
-                    yield f"{i}/state/{places.get(p, p)}", row
+            for p, state in opt.state.items():
+                if isinstance(state, dict):
+                    yield f"{i}/state/{places.get(p, p)}", state
             for g, group in enumerate(opt.param_groups):
                 yield f"{i}/groups/{g}", group
                 for key, x in group.items():
@@ -181,8 +190,8 @@ class Snapshot:
         for name, module in self._model.named_modules():
             yield f"buffers/{name}", module._buffers
 
-    def _gradients(self) -> Iterator[tuple[Tensor, bool, Tensor]]:
-        """Yield each parameter that has a gradient, whether it is not in `.grad`, and it."""
+    def _current_gradients(self) -> Iterator[tuple[Tensor, bool, Tensor]]:
+        """Yield for each gradient: the parameter, `Gradient.own`, and the gradient."""
         for p in self._params:
             if (grad := self._place.own(p)) is not None:
                 yield p, True, grad
@@ -192,108 +201,120 @@ class Snapshot:
     # ------------------------------------------------------------------ on disk
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is kept except `progress`, as plain data and tensors on the host.
+        """Return everything except `progress`, as plain data and tensors on the host.
 
-        From here on, steps after a rollback to this snapshot are recorded again. So they are in a
-        run that loads it, and their numbers would differ by rounding from those of replayed steps.
+        After this call, a rollback to this snapshot makes the engines record steps again instead of
+        replaying them. A run that loads the state dict has to record its steps, too. The two runs
+        would otherwise differ by rounding.
         """
         if any([host.is_pinned() for host in self.hosts]):
-            torch.cuda.synchronize()  # the copies may be on their way
-        copies = {id(t): host for t, host in self._copied}
+            torch.cuda.synchronize()  # copies to pinned memory may not be complete
+        copies = {id(t): host for t, host in self._pairs}
         index = {id(p): i for i, p in enumerate(self._params)}
-        for grad in self._summed:
+        for grad in self._gradients:
             if grad.layout != (None if grad.own else layout_of(grad.param)):
                 raise RuntimeError(
                     "Recover: the gradients of a snapshot are sharded unlike their parameters: "
                     "call recover.step() after a step of the optimizer, and save then"
                 )
-        self._phases = [partial(opt.engine.forget, REASON) for opt in self._chains]
-        rows = [(g.param, g.own, g.host) for g in self._summed]
+        self._restore_engines = self._forget_recorded_steps()
         return {
             "params": [copies[id(p)] for p in self._params],
-            "dicts": {live.path: self._shown(live.kept, copies, index) for live in self._dicts},
-            "grads": [[index[id(p)], own, host] for p, own, host in rows],
-            "without": sorted([index[id(p)] for p in self._without]),
-            "said": self._said,
-            "random": self._random,
+            "dicts": {live.path: self._saved(live.contents, copies, index) for live in self._dicts},
+            "grads": [[index[id(grad.param)], grad.own, grad.host] for grad in self._gradients],
+            "without": sorted([index[id(p)] for p in self._without_grad]),
+            "said": self._states_of_parts,
+            "random": self._random_states,
         }
 
-    def _shown(
-        self, kept: Mapping[Any, Any], copies: Mapping[int, Tensor], index: Mapping[int, int]
+    def _forget_recorded_steps(self) -> list[Callable[[], None]]:
+        """Return a function for each engine that makes it record its next steps again."""
+        return [partial(opt.engine.forget, REASON) for opt in self._chains]
+
+    def _saved(
+        self, contents: Mapping[Any, Any], copies: Mapping[int, Tensor], index: Mapping[int, int]
     ) -> dict[str, Any]:
-        """Return what is kept of a dict, with copies of tensors, and numbers for parameters."""
-        out: dict[str, Any] = {}
-        for key, x in kept.items():
+        """Return a dict for a file: with copies of tensors, and with indices of parameters."""
+        saved: dict[str, Any] = {}
+        for key, x in contents.items():
             if key == PARAMS:
-                out[key] = [index[id(p)] for p in x]
-            elif not isinstance(x, dict):  # a dict inside has a path of its own
-                out[key] = copies[id(x)] if isinstance(x, Tensor) else x
-        return out
+                saved[key] = [index[id(p)] for p in x]
+            elif not isinstance(x, dict):  # an inner dict has its own path
+                saved[key] = copies[id(x)] if isinstance(x, Tensor) else x
+        return saved
 
-    def load_state_dict(self, saved: Mapping[str, Any], progress: Any) -> None:
-        """Become the snapshot that `state_dict` gave, of the run as it is loaded now.
+    def load_state_dict(self, saved: Mapping[str, Any], progress: Progress) -> None:
+        """Become the snapshot that `state_dict` returned. The run itself does not change.
 
-        Nothing of the run changes. It must be the run that was saved: its model, its optimizers and
-        its parts are loaded already.
+        The model, the optimizers and the parts of the saved run must be loaded already.
         """
-        params, live = self._all_params(), dict(self._live())
+        params = self._all_params()
+        live = dict(self._live_dicts())
         missing = sorted(saved["dicts"].keys() - live.keys())
-        other = len(params) != len(saved["params"]) or len(self._parts) != len(saved["said"])
-        if missing or other:
+        differs = len(params) != len(saved["params"]) or len(self._parts) != len(saved["said"])
+        if missing or differs:
             raise ValueError(
                 "Recover: the snapshots of the checkpoint are of another run: load its model, "
                 "optimizer and parts first, and then recover.load_state_dict"
                 + (f"; here are no {missing}" if missing else "")
             )
-        self._params, self._copied, self._dicts = params, [], []
+        self._params = params
+        self._pairs = []
         for p, host in zip(params, saved["params"], strict=True):
             self._pair(p, host)
-        for path, shown in saved["dicts"].items():
-            kept: dict[Any, Any] = {}
-            for key, x in shown.items():
+        self._dicts = []
+        for path, saved_entries in saved["dicts"].items():
+            contents: dict[Any, Any] = {}
+            for key, x in saved_entries.items():
                 if key == PARAMS:
-                    kept[key] = [params[i] for i in x]
+                    contents[key] = [params[i] for i in x]
                 elif isinstance(x, Tensor):
-                    kept[key] = self._pair(live[path].get(key), x)
+                    contents[key] = self._pair(live[path].get(key), x)
                 else:
-                    kept[key] = x
-            self._dicts.append(DictCopy(path, live[path], kept))
-        paths = {id(each): path for path, each in live.items()}
-        for _, entries, kept in self._dicts:
+                    contents[key] = x
+            self._dicts.append(DictCopy(path, live[path], contents))
+        paths = {id(entries): path for path, entries in live.items()}
+        for _, entries, contents in self._dicts:
             inner = {key: x for key, x in entries.items() if isinstance(x, dict)}
-            kept.update({k: x for k, x in inner.items() if paths.get(id(x)) in saved["dicts"]})
-        self._whose = []
+            contents.update({k: x for k, x in inner.items() if paths.get(id(x)) in saved["dicts"]})
+        self._containers = []
         for i, opt in enumerate(self._optimizers):
             groups = enumerate(opt.param_groups)
-            known = [group for g, group in groups if f"{i}/groups/{g}" in saved["dicts"]]
-            self._whose.append((opt, opt.state, known))
-        self._summed = [
+            saved_groups = [group for g, group in groups if f"{i}/groups/{g}" in saved["dicts"]]
+            self._containers.append((opt, opt.state, saved_groups))
+        self._gradients = [
             Gradient(params[i], own, None if own else layout_of(params[i]), host)
             for i, own, host in saved["grads"]
         ]
-        self._without = {params[i] for i in saved["without"]}
-        self._said, self._random = saved["said"], saved["random"]
-        self.hosts = [host for _, host in self._copied]
-        self.hosts += [t for t in tree_leaves(self._said) if isinstance(t, Tensor)]
-        self.hosts += [grad.host for grad in self._summed]
-        self._phases = [partial(opt.engine.forget, REASON) for opt in self._chains]
+        self._without_grad = {params[i] for i in saved["without"]}
+        self._states_of_parts = saved["said"]
+        self._random_states = saved["random"]
+        self.hosts = [host for _, host in self._pairs]
+        self.hosts += [t for t in tree_leaves(self._states_of_parts) if isinstance(t, Tensor)]
+        self.hosts += [grad.host for grad in self._gradients]
+        self._restore_engines = self._forget_recorded_steps()
         self.progress = progress
 
     def _pair(self, here: Any, host: Tensor) -> Tensor:
-        """Note that a copy belongs to a tensor of the run, which is made if there is none."""
+        """Note which tensor of the run a copy belongs to. Make the tensor if there is none."""
         if not isinstance(here, Tensor) or local(here).shape != host.shape:
             here = host.to(local(self._params[0]).device, copy=True)
-        self._copied.append((here, host))
+        self._pairs.append((here, host))
         return here
 
 
-def held(row: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A copy of a dict and of the lists in it."""
-    return {key: list(x) if type(x) is list else x for key, x in row.items()}
+def copied(live: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return a copy of a dict and of the lists in it, with the same tensors."""
+    return {key: list(x) if type(x) is list else x for key, x in live.items()}
 
 
 def on_host(t: Tensor, host: Tensor | None) -> Tensor:
-    """A copy of the part that is here, in the memory of an older one where that fits."""
+    """Copy a tensor, or its local shard, to the host.
+
+    Args:
+        t: The tensor.
+        host: An older copy. Its memory is used again if the shape and the dtype are the same.
+    """
     here = local(t).detach()
     if host is None or (host.shape, host.dtype) != (here.shape, here.dtype):
         host = torch.empty_like(here, device="cpu", pin_memory=here.is_cuda)
@@ -309,7 +330,7 @@ SETTERS: dict[str, Callable[[Any], Any]] = {
 
 
 def random_states() -> dict[str, Any]:
-    """Return the random states of Python, torch and, if it is in use, numpy, as plain data."""
+    """Return the random states of Python, torch and, if it is imported, NumPy, as plain data."""
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state_all()
@@ -320,7 +341,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
-    """Set the random states of `random_states`."""
+    """Restore the random states that `random_states` returned."""
     for name, state in states.items():
         if name != "numpy" or "numpy" in sys.modules:
             SETTERS[name](state)

@@ -1,9 +1,9 @@
-"""Study: the history of a run, and what other rules would have done to it.
+"""Study: record a run, and simulate what other rules would have done to it.
 
-A `recorder` keeps what the rules measured, in a `table`, and has `plot` draw it or `live_file` show
-it in the lab. A `trace` is the norms of a run, from a recorder or out of files, which `logs` and
-`json_logs` read. `simulating` asks rules about a trace; so do the command `simulate`, in
-`simulate_command`, and the page of the `lab`.
+A `Recorder` keeps the metrics of a run in a `table`. `plot` draws a table, and `live_file` shows it
+in the lab while the run trains. A `Trace` holds the gradient norms of a run, from a `Recorder` or
+from a log file, which `logs` and `json_logs` read. `simulate` applies rules to a trace. The command
+`python -m torchzero_clip simulate` and the page of the `lab` use the same functions.
 """
 
 from torchzero_clip.study.recorder import Recorder

@@ -1,4 +1,4 @@
-"""Logs in JSON: an object a line, a list of objects, or the state of a Trainer."""
+"""Logs in JSON: one object in each line, a list of objects, or the state of a Trainer."""
 
 from __future__ import annotations
 
@@ -9,58 +9,72 @@ from typing import Any
 
 from torchzero_clip.core.user_warnings import warn
 
-TENSORBOARD = ["Wall time", "Step", "Value"]  # its lists of numbers
-DEEPEST = 100  # objects in objects
-SHOWN = 80  # letters of a line that a sentence repeats
+TENSORBOARD = ["Wall time", "Step", "Value"]
+"""The columns of a TensorBoard export. In JSON, they are lists of numbers without names."""
+DEPTH_LIMIT = 100
+"""The most levels of objects inside objects."""
+SHOWN_LENGTH = 80
+"""The most characters of a line that an error message repeats."""
 
 
 def of_json(text: str, source: str) -> dict[str, list[str]]:
-    """The cells of an object a line, of a list of objects, or of the state of a Trainer."""
+    """Return the cells of a log in JSON, by column.
+
+    Args:
+        text: One object in each line, a list of objects, or the `trainer_state.json` of a Hugging
+            Face Trainer.
+        source: The name of the file, for error messages.
+    """
     try:
-        flat = [dict(flattened(row)) for row in objects(text, source)]
+        rows = [dict(flattened(row)) for row in objects(text, source)]
     except (RecursionError, MemoryError):
         raise ValueError(
             f"Trace: {source} must be a list of objects, or one in every line, got brackets in "
             "brackets, too deep to read"
         ) from None
-    names = dict.fromkeys(name for row in flat for name in row)
-    return {name: [row.get(name, "") for row in flat] for name in names}
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name, "") for row in rows] for name in names}
 
 
 def objects(text: str, source: str) -> list[Any]:
-    """The objects in a text, of which each has the numbers of a step."""
+    """Return the objects in a text. Each object has the numbers of one step."""
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except ValueError:
         return by_lines(text.splitlines(), source)
-    if isinstance(found, dict):
-        found = found.get("log_history", [found])  # a Hugging Face Trainer's trainer_state.json
-    if not isinstance(found, list):
+    if isinstance(parsed, dict):
+        parsed = parsed.get("log_history", [parsed])  # trainer_state.json of a Hugging Face Trainer
+    if not isinstance(parsed, list):
         raise ValueError(
-            f"Trace: {source} must have a list as its log_history, got {type(found).__name__}"
+            f"Trace: {source} must have a list as its log_history, got {type(parsed).__name__}"
         )
-    # as TensorBoard downloads it
-    return [dict(zip(TENSORBOARD, x, strict=False)) if isinstance(x, list) else x for x in found]
+    return [dict(zip(TENSORBOARD, x, strict=False)) if isinstance(x, list) else x for x in parsed]
 
 
 def by_lines(lines: list[str], source: str) -> list[Any]:
-    """An object a line; the last line may still be on its way."""
-    found = []
+    """Return one object for each line that is not empty.
+
+    The last line is left out, with a warning, if it is incomplete.
+    """
+    parsed = []
     for i, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
-            found += [spelt(line)] if line.strip() else []
+            parsed.append(parsed_line(line))
         except (SyntaxError, TypeError, ValueError):
             if i == len(lines):
                 warn(f"Trace: {source} ends within a line, which is left out")
                 break
             raise ValueError(
-                f"Trace: {source} must have an object in every line, got line {i}: {line[:SHOWN]}"
+                f"Trace: {source} must have an object in every line, got line {i}: "
+                f"{line[:SHOWN_LENGTH]}"
             ) from None
-    return found
+    return parsed
 
 
-def spelt(line: str) -> Any:
-    """An object as JSON spells it, or as Python prints it."""
+def parsed_line(line: str) -> Any:
+    """Return the object in a line, in JSON or as Python prints a dict."""
     try:
         return json.loads(line)
     except ValueError:
@@ -70,8 +84,11 @@ def spelt(line: str) -> Any:
 
 
 def flattened(row: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
-    """The values in an object as text, those in objects within it named "outer/inner"."""
-    if prefix.count("/") > DEEPEST:  # whatever this process has as its limit
+    """Yield the names and the values of an object as text.
+
+    A value in an inner object has a name such as "outer/inner".
+    """
+    if prefix.count("/") > DEPTH_LIMIT:  # the same limit in every process
         raise RecursionError
     for key, value in row.items() if isinstance(row, dict) else ():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""LiveFile: a file that grows with a recorded run, and the lab that follows it."""
+"""LiveFile: a file that grows with a recorded run, and the lab that shows the file."""
 
 from __future__ import annotations
 
@@ -16,38 +16,42 @@ from torchzero_clip.study.table import Table
 
 
 class LiveFile:
-    """A file of its own with the rows of a history, shown by a process of its own.
+    """A temporary file with the rows of a history, and a process that shows it in the lab.
 
-    It ends where its page is closed; whoever writes here goes on.
+    The process ends if its page is closed. Training continues without it.
     """
 
     def __init__(self) -> None:
         folder = tempfile.mkdtemp(prefix="torchzero_clip-")
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         self.path = Path(folder, "run.csv")
-        self._form: object = None
-        self._rows = 0
+        self._layout: object = None  # which table the file shows, and in which columns
+        self._rows = 0  # rows in the file
         command = [sys.executable, "-m", "torchzero_clip", "lab", "--follow", str(self.path)]
         self.process = subprocess.Popen(command)
 
     def show(self, table: Table) -> None:
-        """Write the rows that are new and whole; all of them where they are others than before."""
+        """Append the new complete rows of a table to the file.
+
+        If the columns or earlier rows have changed, the whole file is written again.
+        """
         if self.process.poll() is not None:
             return
         header = table.header(named=True)
-        form = id(table), table.stride, header
-        if form != self._form:
-            self._form, self._rows = form, 0
+        layout = (id(table), table.stride, header)
+        if layout != self._layout:
+            self._layout = layout
+            self._rows = 0
         rows = table.rows(self._rows)
         if rows and int(rows[-1][0]) % table.stride:
-            del rows[-1]
+            del rows[-1]  # further steps will be merged into this row
         text = io.StringIO(newline="")
         csv.writer(text).writerows(rows if self._rows else [header, *rows])
         if self._rows:
             with open(self.path, "a", newline="", encoding="utf-8") as file:
                 file.write(text.getvalue())
         elif rows:
-            aside = self.path.with_suffix(".part")
-            aside.write_text(text.getvalue(), encoding="utf-8", newline="")
-            os.replace(aside, self.path)
+            part = self.path.with_suffix(".part")  # so that the lab never reads half a file
+            part.write_text(text.getvalue(), encoding="utf-8", newline="")
+            os.replace(part, self.path)
         self._rows += len(rows)

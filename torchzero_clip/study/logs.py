@@ -1,4 +1,4 @@
-"""Logs: the table of numbers that a logger wrote, as a Recorder, TensorBoard, W&B and others do."""
+"""Logs: tables of numbers that a Recorder, TensorBoard, Weights & Biases or a script wrote."""
 
 from __future__ import annotations
 
@@ -20,39 +20,47 @@ from torchzero_clip.study.json_logs import TENSORBOARD, of_json
 
 WANTED = "a column such as grad_norm, and best one such as step"
 STEPS = ("step", "steps", "global_step", "globalstep", "iteration", "iter", "it", "update")
+"""The names of columns that count steps."""
 NOTHING = ("", "none", "null", "na", "n/a", "-")
-TENSOR = re.compile(r"tensor\((.+?)(?:,.*)?\)")  # what str() makes of one
+"""The texts of cells that have no value."""
+TENSOR = re.compile(r"tensor\((.+?)(?:,.*)?\)")
+"""A cell that has been written with `str(tensor)`."""
 GRADIENTS = re.compile(r"grad|total_?norm|global_?norm|(^|_)g_?norm")
-OTHERS = re.compile(r"__(min|max)$|normali[sz]|^max_")  # of W&B's groups, of layers, and limits
-PACKED = b"\x1f\x8b"  # how a file of gzip begins
+OTHERS = re.compile(r"__(min|max)$|normali[sz]|^max_")
+"""Names that look like gradient norms and are not: extremes of groups of W&B, normalization layers,
+and thresholds."""
+GZIP = b"\x1f\x8b"
+"""The first bytes of a file that gzip has compressed."""
 
 
 class Log:
-    """The cells of a file by their column, as text.
+    """The cells of a log file, by column, as text.
 
     Args:
-        cells: The columns, all of one length.
-        source: What sentences call the file.
-        comma: Whether numbers are written 0,5.
+        cells: The columns. All have the same length.
+        source: The name of the file, for error messages.
+        comma: Whether numbers have a decimal comma, such as 0,5.
     """
 
     def __init__(self, cells: Mapping[str, list[str]], source: str, comma: bool = False) -> None:
-        self.cells, self.source, self.comma = dict(cells), source, comma
+        self.cells = dict(cells)
+        self.source = source
+        self.comma = comma
         if not any(self.cells.values()):
             raise ValueError(f"Trace: {source} has no steps")
 
     @property
     def norms(self) -> list[str]:
-        """The names of columns that look like norms of gradients, the likeliest first."""
+        """The names of columns that look like gradient norms, the likeliest first."""
         if [*self.cells] == TENSORBOARD:
             return ["Value"]
         return norms_of(self.cells)
 
     def choose(self, name: str | None) -> str:
-        """The columns with this name, or the likeliest."""
+        """Return the name of the norms, after a check. None chooses the likeliest norms."""
         if name is None and self.norms:
             return self.norms[0]
-        there = f"there are {[*self.cells]}"
+        columns = f"there are {[*self.cells]}"
         if name is None:
             if all(map(is_number, self.cells)):
                 raise ValueError(
@@ -60,109 +68,122 @@ class Log:
                     f"step,grad_norm, got {','.join(self.cells)}"
                 )
             raise ValueError(
-                f"Trace: {self.source} must have {WANTED}; {there}. If one of these has the norms, "
-                "name it: --norms NAME, or Trace.read(path, NAME)"
+                f"Trace: {self.source} must have {WANTED}; {columns}. If one of these has the "
+                "norms, name it: --norms NAME, or Trace.read(path, NAME)"
             )
         if not self.units(name):
-            raise ValueError(f"Trace: there is no column {name!r}; {there}")
+            raise ValueError(f"Trace: there is no column {name!r}; {columns}")
         return name
 
     def units(self, name: str) -> list[str]:
-        """The columns of a name: one, or one for each unit."""
+        """Return the columns of the norms with this name: one column, or one for each unit."""
         return [key for key in self.cells if key == name or key.startswith(f"{name}/")]
 
     def columns(self, name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """All columns of numbers, and where those with this name have any; "step" is the step.
+        """Return all columns of numbers, and for the columns of the norms which cells have a value.
 
-        In a log that is not a Recorder's, a row without any norm is another occasion's, such as a
-        validation, and of rows with one step the last holds.
+        The column that counts steps is called "step".
+
+        Logs that are not from a Recorder may have rows without a norm, for example of a validation.
+        These rows are left out. If several rows have the same step, only the last one stays.
+
+        Args:
+            name: The name of the norms.
         """
-        wanted, columns = self.units(name), dict[str, Tensor]()
-        for key, column in self.cells.items():
+        wanted = self.units(name)
+        columns: dict[str, Tensor] = {}
+        for key, cells in self.cells.items():
             try:
-                columns[key] = self.numbers(column)
+                columns[key] = self.numbers(cells)
             except ValueError as error:
                 if key in wanted:
                     raise ValueError(
                         f"Trace: {self.source} must have numbers in its cells: {error}, in column "
                         f"{key!r}"
                     ) from None
-                continue
         step = next((key for key in columns if is_step(key) and key not in wanted), None)
         if step is not None:
             columns = {"step": columns.pop(step), **columns}
         known = {key: self.known(key, columns[key]) for key in wanted}
-        if name.rpartition("/")[2] == "norm":  # of a Recorder
+        if name.rpartition("/")[2] == "norm":  # a Recorder has written the log
             return columns, known
-        kept = torch.stack([*known.values()]).any(0).nonzero().flatten()
-        if step is not None and not is_counting(numbered := columns["step"][kept]):
-            places = zip(numbered.tolist(), kept.tolist(), strict=True)
-            last = {number: place for number, place in places if math.isfinite(number)}
-            kept = torch.tensor([last[number] for number in sorted(last)], dtype=torch.int64)
-        if not len(kept):
+        rows = torch.stack([*known.values()]).any(0).nonzero().flatten()
+        if step is not None and not is_increasing(columns["step"][rows]):
+            rows = last_of_each_step(columns["step"], rows)
+        if not len(rows):
             raise ValueError(f"Trace: {self.source} has no number in column {name!r}")
-        chosen = [{key: values[kept] for key, values in some.items()} for some in (columns, known)]
-        return chosen[0], chosen[1]
+        columns = {key: values[rows] for key, values in columns.items()}
+        return columns, {key: values[rows] for key, values in known.items()}
 
     def known(self, key: str, numbers: Tensor) -> Tensor:
-        """Where a column of these numbers has something in its cells, be it NaN."""
-        column, there = self.cells[key], ~numbers.isnan()
+        """Return which cells of a column have a value. The text "nan" is a value."""
+        cells = self.cells[key]
         places = numbers.isnan().nonzero().flatten()
-        spelt = [column[i].strip().lower() not in NOTHING for i in places.tolist()]
-        return there.index_copy(0, places, torch.tensor(spelt, dtype=torch.bool))
+        written = [cells[i].strip().lower() not in NOTHING for i in places.tolist()]
+        return (~numbers.isnan()).index_copy(0, places, torch.tensor(written, dtype=torch.bool))
 
-    def numbers(self, column: list[str]) -> Tensor:
-        """The numbers of cells; most files have nothing but plain ones, and may be long."""
+    def numbers(self, cells: list[str]) -> Tensor:
+        """Return the numbers of cells, and raise a `ValueError` if one is not a number."""
         try:
-            made = array.array("d", map(float, column))
+            values = array.array("d", map(float, cells))  # most files have only plain numbers
         except ValueError:
-            made = array.array("d", map(self.number, column))
-        return torch.frombuffer(made, dtype=torch.float64)
+            values = array.array("d", map(self.number, cells))
+        return torch.frombuffer(values, dtype=torch.float64)
 
     def number(self, cell: str) -> float:
-        """The number of a cell; NaN for nothing."""
+        """Return the number of a cell, or NaN if the cell has no value."""
         text = cell.strip()
         if text.lower() in NOTHING:
             return math.nan
         if self.comma:
             text = text.replace(",", ".")
-        return float(text if (tensor := TENSOR.fullmatch(text)) is None else tensor[1])
+        tensor = TENSOR.fullmatch(text)
+        return float(text if tensor is None else tensor[1])
 
 
 def norms_of(columns: Iterable[str]) -> list[str]:
-    """The names of columns that look like norms of gradients, the likeliest first."""
-    found = dict.fromkeys(filter(None, map(norm_of, columns)))
-    return sorted(found, key=lambda name: (name.rpartition("/")[2] != "norm", "clipped" in name))
+    """Return the names of columns that look like gradient norms, the likeliest first."""
+    names = dict.fromkeys(filter(None, map(norm_of, columns)))
+    return sorted(names, key=lambda name: (name.rpartition("/")[2] != "norm", "clipped" in name))
 
 
 def norm_of(column: str) -> str | None:
-    """The name of the norms that a column is part of: "ZClip/norm" of "ZClip/norm/3"."""
+    """Return the name of the norms that a column belongs to: "ZClip/norm" for "ZClip/norm/3"."""
     parts = column.split("/")
     for i, part in enumerate(parts):
         word = part.rpartition(" - ")[2].strip().lower().replace(" ", "_")  # W&B: "run - name"
-        if is_gradients(word) or (word == "ratio" and parts[i - 1].startswith("Watch")):
+        is_ratio = word == "ratio" and parts[i - 1].startswith("Watch")
+        if is_gradient_norm(word) or is_ratio:
             return "/".join(parts[: i + 1])
     return None
 
 
-def is_gradients(word: str) -> bool:
-    """Whether a word is about norms of gradients."""
-    found = "norm" in word and GRADIENTS.search(word) and not OTHERS.search(word)
-    return word == "norm" or bool(found)
+def is_gradient_norm(word: str) -> bool:
+    """Return whether a word looks like the name of a gradient norm."""
+    if word == "norm":
+        return True
+    return "norm" in word and bool(GRADIENTS.search(word)) and not OTHERS.search(word)
 
 
 def is_step(column: str) -> bool:
-    """Whether a column counts steps."""
+    """Return whether a column counts steps, according to its name."""
     return column.rpartition("/")[2].strip(" _").lower().replace(" ", "_") in STEPS
 
 
-def is_counting(steps: Tensor) -> bool:
-    """Whether each step comes after the last, as in most files."""
+def is_increasing(steps: Tensor) -> bool:
+    """Return whether each step is larger than the step before, as in most files."""
     return bool(steps.isfinite().all() and (steps.diff() > 0).all())
 
 
+def last_of_each_step(steps: Tensor, rows: Tensor) -> Tensor:
+    """Return the last row of each step among these rows, ordered by step."""
+    pairs = zip(steps[rows].tolist(), rows.tolist(), strict=True)
+    last = {step: row for step, row in pairs if math.isfinite(step)}  # a later row replaces it
+    return torch.tensor([last[step] for step in sorted(last)], dtype=torch.int64)
+
+
 def is_number(text: str) -> bool:
-    """Whether a cell is one, as Python spells it."""
+    """Return whether Python reads a text as a float."""
     try:
         float(text)
     except ValueError:
@@ -171,23 +192,28 @@ def is_number(text: str) -> bool:
 
 
 def read(path: Path) -> Log:
-    """The log in a file, as far as it was written."""
+    """Read the log in a file, as far as it has been written."""
     return parse(path.read_bytes(), str(path))
 
 
 def parse(contents: bytes, source: str, growing: bool = False) -> Log:
-    """The log in the contents of a file.
+    """Read a log from the contents of a file.
 
-    A last line of a table that has no end is left out, with a warning, unless it has all its cells
-    and the file is not `growing`.
+    If the last line of a table has no newline, it is left out with a warning. It stays if it has
+    all its cells and the file is not growing.
+
+    Args:
+        contents: The contents of the file.
+        source: The name of the file, for error messages.
+        growing: Whether a program is still writing the file.
     """
     cut = growing
-    if contents.startswith(PACKED):
-        contents, whole = unpacked(contents, source)
-        cut = cut or not whole
-    wide = contents.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if contents.startswith(GZIP):
+        contents, is_whole = decompressed(contents, source)
+        cut = cut or not is_whole
+    is_utf16 = contents.startswith((b"\xff\xfe", b"\xfe\xff"))
     try:
-        text = contents.decode("utf-16" if wide else "utf-8-sig")
+        text = contents.decode("utf-16" if is_utf16 else "utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
     if not text.strip():
@@ -199,13 +225,18 @@ def parse(contents: bytes, source: str, growing: bool = False) -> Log:
         )
     if text.lstrip()[0] in "{[":
         return Log(of_json(text, source), source)
-    text = ended(text, source, cut)
-    whole_text, between = table(text)
-    return Log(cells_of(whole_text, source, between), source, comma=between == ";")
+    lines, delimiter = table(with_whole_lines(text, source, cut))
+    return Log(cells_of(lines, source, delimiter), source, comma=delimiter == ";")
 
 
-def ended(text: str, source: str, cut: bool) -> str:
-    """A table whose last line has an end: without the last where that is not whole."""
+def with_whole_lines(text: str, source: str, cut: bool) -> str:
+    """Return a table without an incomplete last line. A complete last line ends with a newline.
+
+    Args:
+        text: The table.
+        source: The name of the file, for warnings.
+        cut: Whether the writer of the file has not finished it, so that the last line may be cut.
+    """
     above, _, last = text.rpartition("\n")
     if not last.strip():
         return text
@@ -217,14 +248,14 @@ def ended(text: str, source: str, cut: bool) -> str:
 
 
 def has_all_cells(above: str, last: str) -> bool:
-    """Whether a last line without an end has as many cells as the header, and a number at last.
+    """Return whether the last line has as many cells as the header, and ends with a number.
 
-    Nothing at last is whole too where the line above ends so.
+    An empty last cell is complete too if the last cell of the line above is empty.
     """
-    lines, between = table(above)
+    lines, delimiter = table(above)
     try:
         header, before, row = [
-            next(csv.reader([line], delimiter=between, strict=True))
+            next(csv.reader([line], delimiter=delimiter, strict=True))
             for line in (lines.partition("\n")[0], lines.rstrip().rpartition("\n")[2], last)
         ]
     except (csv.Error, StopIteration):
@@ -233,61 +264,67 @@ def has_all_cells(above: str, last: str) -> bool:
     return len(row) == len(header) and (is_number(end) or end == before[-1].strip() == "")
 
 
+def delimiter_of(line: str) -> str:
+    """Return the delimiter between the cells of a line: comma, semicolon, tab or space."""
+    most_frequent = max(",;\t", key=line.count)
+    return most_frequent if most_frequent in line or " " not in line.strip() else " "
+
+
 def table(text: str) -> tuple[str, str]:
-    """A table without what is said above it behind "#", and what stands between two cells."""
+    """Return a table without the comments above it, and the delimiter of its cells.
+
+    A comment is a line that begins with "#". The last comment is the header if it has as many cells
+    as the line below, as in a file of `numpy.savetxt`.
+    """
     lines = text.splitlines(keepends=True)
-
-    def divider(line: str) -> str:
-        found = max(",;\t", key=line.count)
-        return found if found in line or " " not in line.strip() else " "
-
     while len(lines) > 1 and lines[0].startswith("#"):
-        between = divider(lines[1])
-        header = lines[0].lstrip("# ")
-        last = not lines[1].startswith("#")
-        if last and header.count(between) == lines[1].count(between):  # as of numpy.savetxt
-            lines[0] = header
+        below = lines[1]
+        comment = lines[0].lstrip("# ")
+        delimiter = delimiter_of(below)
+        if not below.startswith("#") and comment.count(delimiter) == below.count(delimiter):
+            lines[0] = comment
         else:
             del lines[0]
     header, below = [*lines, "", ""][:2]
-    between = divider(header)
+    delimiter = delimiter_of(header)
     words = header.split(" ")
-    if between == " " and (below.count(" ") + 1 != len(words) or any(map(is_number, words))):
-        between = ","  # a name of two words, or lines that tell
-    return "".join(lines), between
+    if delimiter == " " and (below.count(" ") + 1 != len(words) or any(map(is_number, words))):
+        delimiter = ","  # one column whose name has a space, or lines of text
+    return "".join(lines), delimiter
 
 
-def cells_of(text: str, source: str, between: str) -> dict[str, list[str]]:
-    """The cells of a table by the names in its first line."""
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=between, strict=True)
-    found: list[str] = []  # of all lines: a list of each would be a million
-    wide, line = 0, 1
+def cells_of(text: str, source: str, delimiter: str) -> dict[str, list[str]]:
+    """Return the cells of a table by the names in its first line."""
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    cells: list[str] = []  # of all lines, because a list for each line would need much memory
+    width = 0
+    line = 1
     try:
-        for row in lines:
+        for row in reader:
             if row:  # a line may be empty
-                wide = wide or len(row)
-                found += row
-            if row and len(row) != wide:
+                width = width or len(row)
+                cells += row
+            if row and len(row) != width:
                 raise ValueError(
-                    f"Trace: {source} must have {wide} cells in every line, as many as its "
+                    f"Trace: {source} must have {width} cells in every line, as many as its "
                     f"header, got {len(row)} in line {line}"
                 )
-            line = lines.line_num + 1
+            line = reader.line_num + 1
     except csv.Error as error:
         raise ValueError(
             f"Trace: {source} must close every quote that it opens, got line {line}: {error}"
         ) from None
-    return {found[i].strip(): found[wide + i :: wide] for i in range(wide)}
+    return {cells[i].strip(): cells[width + i :: width] for i in range(width)}
 
 
-def unpacked(packed: bytes, source: str) -> tuple[bytes, bool]:
-    """What was packed by gzip, as far as it was written, and whether that is all."""
+def decompressed(contents: bytes, source: str) -> tuple[bytes, bool]:
+    """Return the decompressed contents of a gzip file, and whether the file is complete."""
     parts = [b""]
-    with gzip.open(io.BytesIO(packed)) as file:
+    with gzip.open(io.BytesIO(contents)) as file:
         try:
             while part := file.read1():
                 parts.append(part)
-        except EOFError:  # it has no end
+        except EOFError:  # the file has no end
             return b"".join(parts), False
         except (OSError, zlib.error) as error:
             raise ValueError(

@@ -1,4 +1,7 @@
-"""The picture of a recorded run. matplotlib is imported where it is used: it may be missing."""
+"""The picture of a recorded run.
+
+Functions import matplotlib when they need it, because it is optional.
+"""
 
 from __future__ import annotations
 
@@ -23,26 +26,50 @@ if TYPE_CHECKING:
 
     from torchzero_clip.study.table import Column, Table
 
-# Okabe and Ito's colours: told apart by colour-blind readers, and by their grey in print
-BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-COLOURS, STYLES = (BLUE, ORANGE, GREEN, PURPLE), ("-", "--", "-.", ":")
+# The colors of Okabe and Ito. Color-blind readers can distinguish them, and so can grey prints.
+BLUE = "#0072B2"
+ORANGE = "#D55E00"
+GREEN = "#009E73"
+PURPLE = "#CC79A7"
+COLORS = (BLUE, ORANGE, GREEN, PURPLE)
+STYLES = ("-", "--", "-.", ":")
 GREY = "#777777"
-WIDTH = 8.0  # of the picture, in inches; a panel has at least 0.8 of it
-LETTERS, BESIDE = 76, 48  # in a line of a title: in all of its width, and beside a scale of colours
-NAMED, LONGEST = 12, 24  # rows of a map that have names, and the letters of a name
-UPRIGHT = 16  # letters beside a panel of something that was logged
+WIDTH = 8.0
+"""The width of the picture in inches. A panel has at least 0.8 of it."""
+TITLE_LENGTH = 76
+"""The characters in a line of a title."""
+SHORT_TITLE_LENGTH = 48
+"""The characters in a line of a title that is next to a color scale."""
+UNITS_NAMED = 12
+"""The most rows of a map that have a name."""
+NAME_LENGTH = 24
+"""The most characters of the name of a row."""
+LABEL_LENGTH = 16
+"""The most characters of the label of a logged value."""
 KINDS = ("norm", "limit", "factor", "clipped")
-BINS = 60  # at most, that the share of clipped steps is counted in, of 8 rows each at least
-FURTHEST = 100.0  # at most, the ratio of norm and limit where the colours of a map end
+"""The metrics of a rule."""
+BINS = 60
+"""The most bins in which the share of clipped steps is counted."""
+ROWS_PER_BIN = 8
+"""The fewest rows of a bin."""
+LARGEST_RATIO = 100.0
+"""The largest ratio of norm and limit that has its own color in a map."""
 
 Key: TypeAlias = "dict[str, Artist]"
-"""What the lines and marks of a panel mean, for the legend below all panels."""
+"""The lines and marks of a panel by their label, for the legend below all panels."""
 
 
 def draw(
     table: Table, path: str | PathLike[str], title: str | None, caller: str = "Recorder"
 ) -> None:
-    """Panels one above the other: what was logged, each rule, and how often it clipped."""
+    """Draw a panel for each logged value, for each rule, and for how often the rules clipped.
+
+    Args:
+        table: The metrics of the run.
+        path: The file.
+        title: A title above the picture, or None.
+        caller: The name of the class for error messages.
+    """
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
@@ -53,21 +80,23 @@ def draw(
     if not len(table):
         raise ValueError("Recorder: there is nothing to plot before the first step")
     columns = table.columns
-    rules = {
-        name[: -len("/norm")]: [columns[name[: -len("norm")] + kind] for kind in KINDS]
-        for name in columns
-        if all(name[: -len("norm")] + kind in columns for kind in KINDS)
-    }
+    rules: dict[str, list[Column]] = {}
+    for name in columns:
+        rule, _, metric = name.rpartition("/")
+        of_rule = [f"{rule}/{kind}" for kind in KINDS]
+        if metric == "norm" and all(column in columns for column in of_rule):
+            rules[rule] = [columns[column] for column in of_rule]
     measured = {f"{rule}/{kind}" for rule in rules for kind in KINDS}
     logged = [n for n in columns if n not in measured and n.split("/")[-1] not in GUARD]
 
     panels: list[tuple[float, Callable[[Axes], Key]]] = []
-    panels += [(1.1, partial(curve, table, name)) for name in logged]
+    panels += [(1.1, partial(logged_panel, table, name)) for name in logged]
     for rule, parts in rules.items():
-        many = parts[0].values.shape[1] > 1
-        panels.append((1.7, partial(units if many else one, table, rule, parts)))
+        panel = units_panel if parts[0].values.shape[1] > 1 else norm_panel
+        panels.append((1.7, partial(panel, table, rule, parts)))
     if rules:
-        panels.append((1.0, partial(shares, table, {r: parts[3] for r, parts in rules.items()})))
+        clipped = {rule: parts[KINDS.index("clipped")] for rule, parts in rules.items()}
+        panels.append((1.0, partial(shares_panel, table, clipped)))
     if not panels:
         raise ValueError("Recorder: nothing was measured or logged, so there is nothing to plot")
 
@@ -77,142 +106,175 @@ def draw(
         len(panels), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
     )[:, 0]
     key: Key = {}
-    for axes, (_, panel) in zip(grid, panels, strict=True):
+    for axes, (_, draw_panel) in zip(grid, panels, strict=True):
         axes.tick_params(which="both", labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-        key |= panel(axes)
-    edges = ends(table)
+        key |= draw_panel(axes)
+    edges = row_edges(table)
     grid[-1].set_xlim(edges[0], edges[-1])
-    grid[-1].xaxis.set_major_locator(whole(9))
-    each = f", {table.stride} a point" if table.stride > 1 else ""
-    grid[-1].set_xlabel(f"step{each}", fontsize=9)
+    grid[-1].xaxis.set_major_locator(integer_ticks(9))
+    per_point = f", {table.stride} a point" if table.stride > 1 else ""
+    grid[-1].set_xlabel(f"step{per_point}", fontsize=9)
     if title:
         figure.suptitle(title, fontsize=10)
-    lines = sum(axes.get_title(loc="left").count("\n") for axes in grid) + below(figure, key)
+    lines = sum(axes.get_title(loc="left").count("\n") for axes in grid)
+    lines += add_legend(figure, key)
     figure.set_size_inches(WIDTH, 0.9 + 1.25 * sum(heights) + 0.17 * lines)
     figure.savefig(path, dpi=200)
 
 
-def below(figure: Figure, key: Key) -> int:
-    """The legend of all panels, in as many columns as there is room for; how many lines it has."""
+def add_legend(figure: Figure, key: Key) -> int:
+    """Add the legend of all panels below them, and return the number of its lines."""
     if not key:
         return 0
-    names = [textwrap.fill(name, LETTERS) for name in key]
+    names = [textwrap.fill(name, TITLE_LENGTH) for name in key]
     longest = max(len(line) for name in names for line in name.splitlines())
-    columns = max(1, min(len(names), LETTERS // (longest + 6)))
+    columns = max(1, min(len(names), TITLE_LENGTH // (longest + 6)))
     figure.legend(
         [*key.values()], names, loc="outside lower center", ncols=columns, frameon=False, fontsize=8
     )
     return math.ceil(sum(name.count("\n") + 1 for name in names) / columns)
 
 
-def ends(table: Table) -> list[float]:
-    """Where each row begins and the last ends, half a step aside."""
+def row_edges(table: Table) -> list[float]:
+    """Return the left edge of each row on the axis of steps, and the right edge of the last row."""
     first = (int(table.steps[0]) - 1) // table.stride * table.stride
     return [first + 0.5, *(table.steps + 0.5).tolist()]
 
 
-def whole(count: int) -> MaxNLocator:
-    """Ticks at round whole numbers."""
+def integer_ticks(count: int) -> MaxNLocator:
+    """Return a locator of at most `count` ticks at round integers."""
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(count, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
 
 
 def line(axes: Axes, table: Table, values: Tensor, known: Tensor, **style: Any) -> None:
-    """A line through the rows where something is known; it breaks where that is no number."""
-    x, y = table.steps[known].tolist(), values[known]
+    """Draw a line through the known values. The line has gaps where values are NaN or infinite.
+
+    Args:
+        axes: The panel.
+        table: The metrics of the run.
+        values: A value for each row.
+        known: Whether the value of each row is known.
+        **style: The style of the line, for matplotlib.
+    """
+    x = table.steps[known].tolist()
+    y = values[known]
     good = torch.isfinite(y) & (y > 0) if axes.get_yscale() == "log" else torch.isfinite(y)
     y = y.masked_fill(~good, torch.nan)
-    alone = good.clone()
-    alone[1:] &= ~good[:-1]
-    alone[:-1] &= ~good[1:]
-    where = alone.nonzero().flatten().tolist()
-    axes.plot(x, y.tolist(), marker="_", ms=3.5, mew=1.2, markevery=where, **style)
+    is_alone = good.clone()  # a point between two gaps, which a line alone would not show
+    is_alone[1:] &= ~good[:-1]
+    is_alone[:-1] &= ~good[1:]
+    places = is_alone.nonzero().flatten().tolist()
+    axes.plot(x, y.tolist(), marker="_", ms=3.5, mew=1.2, markevery=places, **style)
 
 
-def entitle(axes: Axes, name: str, label: str, letters: int = LETTERS) -> None:
-    """The title of a panel, in lines of so many letters, and the name of its upright axis."""
-    axes.set_title(textwrap.fill(name, letters), fontsize=9, loc="left", y=1.0, parse_math=False)
+def add_title(axes: Axes, name: str, label: str, length: int = TITLE_LENGTH) -> None:
+    """Set the title of a panel, in lines of at most `length` characters, and the label of y."""
+    axes.set_title(textwrap.fill(name, length), fontsize=9, loc="left", y=1.0, parse_math=False)
     axes.set_ylabel(label, fontsize=8, parse_math=False)
 
 
-def shortened(name: str, letters: int) -> str:
-    """A name, less its middle where it is too long."""
-    half = letters // 2
-    return name if len(name) <= letters else f"{name[: half - 1]}…{name[-half:]}"
+def shortened(name: str, length: int) -> str:
+    """Return a name of at most about `length` characters, without its middle if it is longer."""
+    half = length // 2
+    return name if len(name) <= length else f"{name[: half - 1]}…{name[-half:]}"
 
 
-def apart(names: list[str]) -> list[str]:
-    """Names of units, less what all of them begin with and their middles where one is too long."""
-    if max(map(len, names)) <= LONGEST:
+def short_names(names: list[str]) -> list[str]:
+    """Return shorter names of units, if any name is too long.
+
+    Modules at the beginning of every name are left out. So is the middle of a long name.
+    """
+    if max(map(len, names)) <= NAME_LENGTH:
         return names
     paths = [name.split(".") for name in names]
     folders = zip(*(path[:-1] for path in paths), strict=False)
     shared = len([*takewhile(lambda same: len({*same}) == 1, folders)])
-    return [shortened(".".join(path[shared:]), LONGEST) for path in paths]
+    return [shortened(".".join(path[shared:]), NAME_LENGTH) for path in paths]
 
 
-def curve(table: Table, name: str, axes: Axes) -> Key:
-    """Something that was logged."""
+def logged_panel(table: Table, name: str, axes: Axes) -> Key:
+    """Draw a logged value. Of a vector, draw the median and a band of the range of all elements."""
     column = table.columns[name]
-    rows, known = column.read(), (column.counts > 0).any(1)
+    rows = column.read()
+    known = (column.counts > 0).any(1)
     values = rows.nanmedian(1).values
-    if column.vector:  # of units: the median, and as a band all of them
-        ends = [rows.nan_to_num(nan=x).aminmax(dim=1) for x in (math.inf, -math.inf)]
-        least, most = ends[0].min[known].tolist(), ends[1].max[known].tolist()
-        axes.fill_between(table.steps[known].tolist(), least, most, color=BLUE, alpha=0.2, lw=0)
+    if column.vector:
+        least = rows.nan_to_num(nan=math.inf).amin(1)[known].tolist()
+        largest = rows.nan_to_num(nan=-math.inf).amax(1)[known].tolist()
+        axes.fill_between(table.steps[known].tolist(), least, largest, color=BLUE, alpha=0.2, lw=0)
     good = values[torch.isfinite(values)]
     if len(good) and good.min() > 0 and good.max() > 100 * good.min():
         axes.set_yscale("log")
     line(axes, table, values, known, color=BLUE, lw=0.9)
-    entitle(axes, name, shortened(name, UPRIGHT))
-    return mark_trouble(table, column, axes)
+    add_title(axes, name, shortened(name, LABEL_LENGTH))
+    return add_marks(table, column, axes)
 
 
-def one(table: Table, rule: str, parts: list[Column], axes: Axes) -> Key:
-    """A rule with one norm: the norm, its limit, and where it clipped."""
-    norm, limits, clipped = parts[0].read()[:, 0], parts[1].read(), parts[3].read()
-    known = parts[0].counts[:, 0] > 0
+def norm_panel(table: Table, rule: str, parts: list[Column], axes: Axes) -> Key:
+    """Draw a rule with one norm: the norm, the limit, and a dot in each step that it clipped.
+
+    Args:
+        table: The metrics of the run.
+        rule: The name of the rule.
+        parts: The columns of the rule, in the order of `KINDS`.
+        axes: The panel.
+    """
+    norms, limits, _, clipped = parts
+    norm = norms.read()[:, 0]
+    known = norms.counts[:, 0] > 0
     axes.set_yscale("log")
     line(axes, table, norm, known, color=BLUE, lw=0.9, label="norm")
-    for i, limit in enumerate(limits.unbind(1)):
-        label = "_limit" if i else "limit"
+    for i, limit in enumerate(limits.read().unbind(1)):
+        label = "_limit" if i else "limit"  # the legend leaves out labels that begin with _
         line(axes, table, limit, known, color="black", lw=1.2, label=label)
-    cut = torch.isfinite(norm) & (clipped > 0).any(1)
-    x, y = table.steps[cut].tolist(), norm[cut].tolist()
+    is_clipped = torch.isfinite(norm) & (clipped.read() > 0).any(1)
+    x = table.steps[is_clipped].tolist()
+    y = norm[is_clipped].tolist()
     axes.plot(x, y, ls="", marker="o", ms=2.6, color=ORANGE, mew=0, label="clipped")
-    entitle(axes, rule, "norm")
+    add_title(axes, rule, "norm")
     low, high = axes.get_ylim()
-    axes.set_ylim(low, high * (high / low) ** 0.16)  # room for the legend, which hides nothing
+    axes.set_ylim(low, high * (high / low) ** 0.16)  # so that the legend is above the lines
     axes.legend(loc="upper right", ncols=3, fontsize=7.5, frameon=False, borderaxespad=0.3)
-    return mark_trouble(table, parts[0], axes)
+    return add_marks(table, norms, axes)
 
 
-def units(table: Table, rule: str, parts: list[Column], axes: Axes) -> Key:
-    """A rule with many: a map of how far each unit's norm is above or below its limit."""
+def units_panel(table: Table, rule: str, parts: list[Column], axes: Axes) -> Key:
+    """Draw a rule with many units: a map of the ratio of norm and limit, units by steps.
+
+    Args:
+        table: The metrics of the run.
+        rule: The name of the rule.
+        parts: The columns of the rule, in the order of `KINDS`.
+        axes: The panel.
+    """
     from matplotlib import ticker
     from matplotlib.colors import LogNorm
 
-    norm, limit = parts[0].read(), parts[1].read()
+    norm = parts[0].read()
+    limit = parts[1].read()
     ratio = (norm / limit).masked_fill(~torch.isfinite(limit), torch.nan)
-    far = ratio[torch.isfinite(ratio) & (ratio > 0)].log().abs()
-    furthest = far.quantile(0.98).exp().clamp(2, FURTHEST).item() if len(far) else 2.0
-    ratio = ratio.clamp(1 / furthest, furthest)
+    distances = ratio[torch.isfinite(ratio) & (ratio > 0)].log().abs()
+    largest = 2.0  # the ratio at the end of the color scale
+    if len(distances):
+        largest = distances.quantile(0.98).exp().clamp(2, LARGEST_RATIO).item()
+    ratio = ratio.clamp(1 / largest, largest)
     rows = [0.5 + i for i in range(norm.shape[1] + 1)]
     axes.set_facecolor("#dddddd")
     picture = axes.pcolormesh(
-        ends(table),
+        row_edges(table),
         rows,
         ratio.T.tolist(),
-        norm=LogNorm(1 / furthest, furthest),
+        norm=LogNorm(1 / largest, largest),
         cmap="PuOr_r",
         rasterized=True,
     )
     axes.invert_yaxis()
-    names = apart([*parts[0].units.values()])
-    every = range(0, len(names), math.ceil(len(names) / NAMED))
-    axes.set_yticks([i + 1 for i in every], [names[i] for i in every])
+    names = short_names([*parts[0].units.values()])
+    named = range(0, len(names), math.ceil(len(names) / UNITS_NAMED))
+    axes.set_yticks([i + 1 for i in named], [names[i] for i in named])
     axes.tick_params("y", labelsize=6.5)
     for text in axes.get_yticklabels():
         text.set_parse_math(False)
@@ -223,43 +285,58 @@ def units(table: Table, rule: str, parts: list[Column], axes: Axes) -> Key:
     scale.set_ylabel("norm / limit", fontsize=8, rotation=0, ha="right", va="center")
     scale.yaxis.set_label_coords(-0.08, 0.5)
     scale.tick_params(labelsize=7)
-    scale.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0,) if furthest >= 10 else (1, 2, 5)))
+    ticks = (1.0,) if largest >= 10 else (1.0, 2.0, 5.0)
+    scale.xaxis.set_major_locator(ticker.LogLocator(subs=ticks))
     scale.xaxis.set_major_formatter("{x:g}")
     scale.xaxis.set_minor_formatter(ticker.NullFormatter())
-    entitle(axes, rule, "unit", BESIDE)
+    add_title(axes, rule, "unit", SHORT_TITLE_LENGTH)
     axes.yaxis.label.set(rotation=0, ha="right", va="bottom")
-    axes.yaxis.set_label_coords(-0.01, 1.01)  # above the names, to which it leaves the width
-    return mark_trouble(table, parts[0], axes)
+    axes.yaxis.set_label_coords(-0.01, 1.01)  # above the names, so that they have more width
+    return add_marks(table, parts[0], axes)
 
 
-def shares(table: Table, clipped: Mapping[str, Column], axes: Axes) -> Key:
-    """In how many of the steps, and for how many of the units, each rule clipped."""
+def shares_panel(table: Table, clipped: Mapping[str, Column], axes: Axes) -> Key:
+    """Draw the share of steps, and of units, that each rule clipped.
+
+    Args:
+        table: The metrics of the run.
+        clipped: The column "clipped" of each rule.
+        axes: The panel.
+    """
     from matplotlib import ticker
 
-    edges, count = ends(table), len(table)
-    bins = max(1, min(BINS, count // 8))
-    place = torch.arange(count) * bins // count
-    starts = [edges[int((place == i).nonzero()[0])] for i in range(bins)]
+    edges = row_edges(table)
+    count = len(table)
+    bins = max(1, min(BINS, count // ROWS_PER_BIN))
+    bin_of_row = torch.arange(count) * bins // count
+    starts = [edges[int((bin_of_row == i).nonzero()[0])] for i in range(bins)]
     key: Key = {}
     for i, (rule, column) in enumerate(clipped.items()):
         total = torch.zeros(2, bins, dtype=torch.float64)
-        total[0].index_add_(0, place, column.values.sum(1))
-        total[1].index_add_(0, place, column.counts.sum(1).double())
-        colour, style = COLOURS[i % 4], STYLES[(i + i // 4) % 4]  # sixteen that differ
+        total[0].index_add_(0, bin_of_row, column.values.sum(1))
+        total[1].index_add_(0, bin_of_row, column.counts.sum(1).double())
+        color = COLORS[i % 4]
+        style = STYLES[(i + i // 4) % 4]  # the first sixteen rules differ in color or in style
         share: Tensor = 100 * total[0] / total[1]
-        look: dict[str, Any] = {"color": colour, "ls": style, "lw": 1.2, "baseline": None}
+        look: dict[str, Any] = {"color": color, "ls": style, "lw": 1.2, "baseline": None}
         key[rule] = axes.stairs(share.tolist(), [*starts, edges[-1]], **look)
         if len(clipped) == 1:
-            axes.stairs(share.tolist(), [*starts, edges[-1]], color=colour, fill=True, alpha=0.25)
+            axes.stairs(share.tolist(), [*starts, edges[-1]], color=color, fill=True, alpha=0.25)
     axes.set_ylim(-3, 103)
     axes.yaxis.set_major_locator(ticker.FixedLocator([0, 50, 100]))
     axes.yaxis.set_major_formatter(ticker.PercentFormatter(decimals=0))
-    entitle(axes, "clipped", "share")
+    add_title(axes, "clipped", "share")
     return key if len(clipped) > 1 else {}
 
 
-def mark_trouble(table: Table, column: Column, axes: Axes) -> Key:
-    """Crosses at the top where a value was no finite number, and ticks where a guard skipped."""
+def add_marks(table: Table, column: Column, axes: Axes) -> Key:
+    """Mark steps at the top of a panel: NaN or infinite values, skipped steps, and rollbacks.
+
+    Args:
+        table: The metrics of the run.
+        column: The values of the panel.
+        axes: The panel.
+    """
     broken = (column.counts > 0) & ~torch.isfinite(column.values)
     marks: list[tuple[str, str, str, Tensor]] = [("NaN or infinite", "x", ORANGE, broken.any(1))]
     for name, guard in table.columns.items():
@@ -270,8 +347,8 @@ def mark_trouble(table: Table, column: Column, axes: Axes) -> Key:
             before = torch.cat([total.new_zeros(1), total[:-1]])
             marks.append(("skipped", "v", GREY, total > before))
     key: Key = {}
-    for label, marker, colour, where in marks:
-        x = table.steps[where].tolist()
+    for label, marker, color, is_marked in marks:
+        x = table.steps[is_marked].tolist()
         if x:
             (key[label],) = axes.plot(
                 x,
@@ -280,7 +357,7 @@ def mark_trouble(table: Table, column: Column, axes: Axes) -> Key:
                 ls="",
                 marker=marker,
                 ms=4,
-                color=colour,
+                color=color,
                 label=label,
                 clip_on=False,
             )

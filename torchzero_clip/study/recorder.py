@@ -1,4 +1,4 @@
-"""Recorder: what the rules measured in every step, kept on the device and handed back at once."""
+"""Recorder: the metrics of every step of a run, recorded without synchronizing with the GPU."""
 
 from __future__ import annotations
 
@@ -21,29 +21,36 @@ from torchzero_clip.study.live_file import LiveFile
 from torchzero_clip.study.plot import draw
 from torchzero_clip.study.table import ROW, Block, Series, Table
 
-BLOCK = 256  # steps that wait on the device for one transfer
-BLOCK_NUMBERS = 2**20  # and the most numbers, where a rule has many units
-MOST_NUMBERS = 2**22  # of a history: about 50 MB
+BLOCK = 256
+"""The number of steps whose values stay on the device until one transfer."""
+BLOCK_NUMBERS = 2**20
+"""The number of values that stay on the device until one transfer, if a rule has many units."""
+MOST_NUMBERS = 2**22
+"""The most values of a history, which need about 50 MB."""
 
 
 class Recorder:
-    """The history of a run: one row for each step, recorded without waiting for the device.
+    """Record the metrics of every optimizer step, without synchronizing with the GPU.
 
-    From its construction on it takes the metrics after every step of the optimizer. They stay on
-    the device until 256 steps are there, and then come to the host in one transfer.
+    The recorder reads `metrics()` after every step of the optimizer. The values stay on the device
+    for 256 steps, and are then copied to the host in one transfer. Read them with `history`, or
+    write them with `to_csv`, `to_tensorboard` or `plot`.
 
-    Where the history has more than `capacity` rows, rows are merged in pairs: a row then stands for
-    2, 4, 8, … steps, with the largest norm, the smallest limit, and the mean of everything else.
-    Where one number must stand for a vector, it is chosen in the same way.
+    If the history has more than `capacity` rows, every two rows are merged into one. A row then has
+    the values of 2, 4, 8, … steps: the largest norm, the smallest limit, and the mean of all other
+    metrics. A vector is reduced in the same way wherever a single number is needed.
+
+    A `Recorder` is also a context manager. At the end of the block it calls `remove`.
 
     Args:
-        optimizer: A Modular, a Clipper, or the handle that `attach` returned.
-        capacity: The most rows to keep.
-        callback: A function of a dict with a float for each name, such as `wandb.log`.
-        every: Call it after so many steps, with what a row of them would have. Each call waits for
-            the device.
-        live: Show the run in the lab while it trains: a page in a browser on this machine, from a
-            process of its own, which gets every step after each `every` of them.
+        optimizer: A `Modular`, a `Clipper`, or the handle that `attach` returned.
+        capacity: The largest number of rows.
+        callback: A function that is called with a dict of floats, such as `wandb.log`. The dict has
+            the merged metrics of the last `every` steps.
+        every: The number of steps between two calls of `callback`, or between two updates of the
+            lab. A call or an update synchronizes with the GPU once.
+        live: Whether to show the run in the lab while it trains. The lab is a page in a browser on
+            this machine, and runs in another process.
 
     Example:
         >>> import torch
@@ -81,17 +88,19 @@ class Recorder:
             raise TypeError(f"Recorder: callback must be a function of a dict, got {callback!r}")
         if not isinstance(live, bool):
             raise TypeError(f"Recorder: live must be True or False, got {live!r}")
-        self.capacity, self.callback, self.every = capacity, callback, every
+        self.capacity = capacity
+        self.callback = callback
+        self.every = every
         self._step = 0
-        self._logged: list[tuple[str, Any]] = []
-        self._waiting: list[tuple[int, Series, Any]] = []  # what is still on the device
-        self._held = 0  # how many numbers that is
+        self._logged: list[tuple[str, Any]] = []  # values for the next step
+        self._waiting: list[tuple[int, Series, Any]] = []  # values that are still on the device
+        self._waiting_numbers = 0  # the number of elements of these values
         self._table = Table()
-        self._window = Table()  # since the last call of the callback
-        self._measured: set[str] = set()  # names that came from metrics
+        self._window = Table()  # the steps since the last call of the callback
+        self._measured: set[str] = set()  # the names that are metrics, and not logged values
         self._lab = LiveFile() if live else None
         self._rules = weakref.ref(optimizer)
-        self._last: object = None  # the records that the last row came from
+        self._last_records: object = None  # the records of the rules in the last row
         steps = optimizer._optimizer() if isinstance(optimizer, Attached) else optimizer
         if steps is None:
             raise RuntimeError("Recorder: the optimizer that this handle was attached to is gone")
@@ -101,10 +110,13 @@ class Recorder:
     # ------------------------------------------------------------------ recording
 
     def log(self, **values: float | Tensor) -> None:
-        """Add numbers to the row of the next step; tensors stay on the device.
+        """Add values to the row of the next optimizer step, for example `recorder.log(loss=loss)`.
 
-        Call it before `opt.step()`. What is logged more than once for a step is averaged, as with
-        the losses of the parts of a batch.
+        Call this method before `opt.step()`. If a name is logged several times before a step, for
+        example the loss of each part of a batch, the row has the mean.
+
+        Args:
+            **values: Numbers, or tensors with one element, by name. Tensors stay on their device.
         """
         for name in ("step", ROW):
             if name in values:
@@ -118,34 +130,37 @@ class Recorder:
         self._step += 1
         rules = self._rules()
         for name, value in self._logged:
-            self._wait({name: value}, {})
+            self._keep({name: value}, {})
         self._logged = []
-        if rules is not None and rules._records is not self._last:  # a detached handle is silent
-            self._last = rules._records
+        # a detached handle has no new records
+        if rules is not None and rules._records is not self._last_records:
+            self._last_records = rules._records
             metrics = rules.metrics()
             self._measured.update(metrics)
-            self._wait(metrics, units_of(rules._records))
-        told = self.callback is not None or self._lab is not None
-        due = told and self._step % self.every == 0
-        if due or self._step - self._table.last >= BLOCK or self._held >= BLOCK_NUMBERS:
+            self._keep(metrics, units_of(rules._records))
+        has_reader = self.callback is not None or self._lab is not None
+        is_due = has_reader and self._step % self.every == 0
+        is_full = self._step - self._table.last >= BLOCK or self._waiting_numbers >= BLOCK_NUMBERS
+        if is_due or is_full:
             self._flush()
-        if due and self.callback is not None:
+        if is_due and self.callback is not None:
             row = self._window.merge(self._step).summary()
             self._window = Table(self._step)
             self.callback(row[-1])
 
-    def _wait(self, values: Mapping[str, Any], units: Mapping[str, UnitIds]) -> None:
-        """Keep values of this step for the next transfer."""
+    def _keep(self, values: Mapping[str, Any], units: Mapping[str, UnitIds]) -> None:
+        """Keep the values of this step on the device until the next transfer."""
         for name, value in values.items():
             size = value.numel() if isinstance(value, Tensor) else 1
             if size:
                 self._waiting.append((self._step, Series(name, units.get(name)), value))
-                self._held += size
+                self._waiting_numbers += size
 
     def _flush(self) -> None:
-        """Bring what waits on the device to the host."""
+        """Copy the values that are still on the device to the host."""
         block = without_skipped(fetch(self._waiting), self._measured)
-        self._waiting, self._held = [], 0
+        self._waiting = []
+        self._waiting_numbers = 0
         self._table.add(self._step, block)
         self._fit()
         if self._lab is not None:
@@ -155,12 +170,13 @@ class Recorder:
             self._window.merge(self._step)
 
     def _fit(self) -> None:
+        """Merge rows until the table fits into its capacity."""
         table = self._table
         while len(table) > self.capacity or (table.numbers > MOST_NUMBERS and len(table) > 1):
             table.merge(2 * table.stride)
 
     def remove(self) -> None:
-        """End the recording; the history stays."""
+        """Stop recording. The history stays."""
         self._hook.remove()
         if self._lab is not None:
             self._flush()
@@ -178,22 +194,29 @@ class Recorder:
         return self._table
 
     def history(self) -> dict[str, Any]:
-        """A list for each name, with an entry for each row, and the last step of each as "step".
+        """Return the history: a dict with a list for each metric and for each logged name.
 
-        Entries are floats, or lists of floats for metrics that are vectors. NaN stands where a name
-        was not there, such as in a step that a guard skipped.
+        Each list has one element for each row: a float, or a list of floats if the metric is a
+        vector. Missing values are NaN, for example the metrics of rules in a step that a guard
+        skipped. The list "step" has the number of the last step of each row.
+
+        This method synchronizes with the GPU.
         """
         table = self._read()
-        out: dict[str, Any] = {"step": table.steps.tolist()}
+        history: dict[str, Any] = {"step": table.steps.tolist()}
         for name, column in table.columns.items():
             values = column.read()
-            out[name] = (values if column.vector else values[:, 0]).tolist()
-        return out
+            history[name] = (values if column.vector else values[:, 0]).tolist()
+        return history
 
     def units(self, name: str) -> list[str]:
-        """What the entries of a metric are of, in their order: names of parameters, layers, groups.
+        """Return the names of the units of a metric, in the order of its elements.
 
-        A parameter without a name is "parameter 3 of group 0", slice 5 of one is "weight[5]".
+        A unit is a parameter, a layer or a group. A parameter without a name is called, for
+        example, "parameter 3 of group 0", and slice 5 of a parameter is called "weight[5]".
+
+        Args:
+            name: The name of the metric, such as "ClipNorm/norm".
         """
         columns = self._read().columns
         if name not in columns:
@@ -201,46 +224,68 @@ class Recorder:
         return list(columns[name].units.values())
 
     def to_csv(self, path: str | PathLike[str]) -> None:
-        """Write the history: entry i of a vector is name/i, and what was not there is empty.
+        """Write the history to a CSV file, which `Trace.read`, `simulate` and the lab can read.
 
-        "step" is the last step of a row, and "stands_for" how many steps the row has.
+        Element i of a vector is in the column name/i. Missing values are empty cells. The column
+        "step" has the number of the last step of each row, and "stands_for" the number of steps.
+
+        Args:
+            path: The file.
         """
         table = self._read()
         with open(path, "w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([table.header(), *table.rows()])
 
     def to_tensorboard(self, writer: Any) -> None:
-        """Write the history to a SummaryWriter, of a vector one number: see the class."""
+        """Write the history to TensorBoard.
+
+        Each vector is reduced to one number: the largest norm, the smallest limit, or the mean.
+
+        Args:
+            writer: A `torch.utils.tensorboard.SummaryWriter`.
+        """
         for row in self._read().summary():
             step = int(row.pop("step"))
             for name, value in row.items():
                 writer.add_scalar(name, value, step)
 
     def plot(self, path: str | PathLike[str], title: str | None = None) -> None:
-        """Draw the history to a file: .png, .svg or .pdf. Needs matplotlib.
+        """Draw the history. Needs matplotlib.
 
-        Norms and limits of each rule, or a map of its units; how often it clipped; and everything
-        that was logged.
+        The picture shows all logged values, the norm and the limit of each rule, and how often each
+        rule clipped. For a rule with many units, it shows a map of the ratios of norm and limit.
+
+        Args:
+            path: The file. Its name ends in .png, .svg or .pdf.
+            title: A title above the picture.
         """
         draw(self._read(), path, title)
 
     # ------------------------------------------------------------------ saving and loading
 
     def state_dict(self) -> dict[str, Any]:
-        """The history so far, as numbers and tensors on the host."""
+        """Return the history so far, as plain data and tensors on the host, for a checkpoint."""
         return {"table": self._read().state_dict(), "window": self._window.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on after the history that `state_dict` gave; what was recorded here is forgotten."""
+        """Replace the history by a saved one. New steps are added after it.
+
+        Args:
+            state_dict: The result of `state_dict`.
+        """
         if state_dict.keys() != {"table", "window"}:
             raise ValueError(
                 "Recorder: load_state_dict takes what state_dict of a Recorder gave, got a dict of "
                 f"{list(state_dict)}"
             )
-        table, window = [Table.load(state_dict[name]) for name in ("table", "window")]
-        self._table, self._step = table, table.last
+        table = Table.load(state_dict["table"])
+        window = Table.load(state_dict["window"])
+        self._table = table
+        self._step = table.last
         self._window = window if window.last == table.last else Table(table.last)
-        self._waiting, self._held, self._logged = [], 0, []
+        self._waiting = []
+        self._waiting_numbers = 0
+        self._logged = []
         self._fit()
 
     def __repr__(self) -> str:
@@ -248,7 +293,7 @@ class Recorder:
 
 
 def number(name: str, value: Any) -> float | Tensor:
-    """A value that was logged: a float, or a tensor without dims that a float can hold."""
+    """Check a logged value, and return it as a float or as a tensor without dims."""
     wanted = "Recorder: log takes numbers and tensors of one element"
     if isinstance(value, Tensor):
         if value.numel() != 1:
@@ -272,60 +317,73 @@ def number(name: str, value: Any) -> float | Tensor:
 
 
 def without_skipped(block: Block, measured: set[str]) -> Block:
-    """What was measured, less what rules made of gradients in steps that a guard skipped."""
-    skipped, guards = set(), set()
+    """Remove the metrics of rules in steps that a guard skipped. Logged values stay.
+
+    Args:
+        block: The values of some steps.
+        measured: The names that are metrics.
+    """
+    skipped_steps = set()
+    guards = set()
     for series, _, steps, values in block:
         guard, _, name = series.name.rpartition("/")
         if name == "why" and series.name in measured:
             guards.add(guard)
-            skipped |= {s for s, why in zip(steps, values[:, 0].tolist(), strict=True) if why}
-    if not skipped:
+            pairs = zip(steps, values[:, 0].tolist(), strict=True)
+            skipped_steps |= {step for step, why in pairs if why}
+    if not skipped_steps:
         return block
-    out = []
-    for series, vector, steps, values in block:
-        kept = list(range(len(steps)))
+    remaining = []
+    for series, is_vector, steps, values in block:
+        rows = list(range(len(steps)))
         if series.name in measured and series.name.rpartition("/")[0] not in guards:
-            kept = [i for i, step in enumerate(steps) if step not in skipped]
-        if kept:
-            out.append((series, vector, [steps[i] for i in kept], values[kept]))
-    return out
+            rows = [i for i, step in enumerate(steps) if step not in skipped_steps]
+        if rows:
+            remaining.append((series, is_vector, [steps[i] for i in rows], values[rows]))
+    return remaining
 
 
 def fetch(waiting: list[tuple[int, Series, Any]]) -> Block:
-    """For each series and shape its steps, and their values as rows, on the host."""
+    """Copy values to the host, and sort them by series and shape."""
     groups: dict[tuple[Any, ...], tuple[list[int], list[Any]]] = {}
     for step, series, value in waiting:
         kind: tuple[Any, ...] = (series, False)
         if isinstance(value, Tensor):
-            kind = (series, value.dim() > 0, value.numel(), value.device, value.dtype)
+            is_vector = value.dim() > 0
+            kind = (series, is_vector, value.numel(), value.device, value.dtype)
         steps, values = groups.setdefault(kind, ([], []))
         steps.append(step)
         values.append(value)
     vectors = to_host([as_vector(values) for _, values in groups.values()])
     return [
-        (series, vector, steps, numbers.view(len(steps), -1))
-        for ((series, vector, *_), (steps, _)), numbers in zip(groups.items(), vectors, strict=True)
+        (series, is_vector, steps, vector.view(len(steps), -1))
+        for ((series, is_vector, *_), (steps, _)), vector in zip(
+            groups.items(), vectors, strict=True
+        )
     ]
 
 
 def as_vector(values: list[Any]) -> Tensor:
-    """One vector of numbers, or of tensors of one dtype: in float32 if that holds them."""
+    """Return one vector of numbers, or of tensors of one dtype.
+
+    Tensors of a smaller dtype become float32, so that there are fewer transfers.
+    """
     if not isinstance(values[0], Tensor):
         return torch.tensor(values, dtype=torch.float64)
     flat = torch.cat([value.reshape(-1) for value in values])
-    small = flat.dtype in (torch.bool, torch.float16, torch.bfloat16)
-    return flat.to(torch.float32) if small else flat
+    is_small = flat.dtype in (torch.bool, torch.float16, torch.bfloat16)
+    return flat.to(torch.float32) if is_small else flat
 
 
 def to_host(vectors: list[Tensor]) -> list[Tensor]:
-    """The vectors in float64 on the host, with one transfer for each device and dtype."""
+    """Return the vectors in float64 on the host, with one transfer for each device and dtype."""
     kinds: dict[tuple[Any, ...], list[int]] = {}
     for i, vector in enumerate(vectors):
         kinds.setdefault((vector.device, vector.dtype), []).append(i)
-    out = list(vectors)
+    copied = list(vectors)
     for members in kinds.values():
         joined = torch.cat([vectors[i] for i in members]).cpu().to(torch.float64)
         parts = joined.split([len(vectors[i]) for i in members])
         for i, part in zip(members, parts, strict=True):
-            out[i] = part
-    return out
+            copied[i] = part
+    return copied

@@ -1,4 +1,4 @@
-"""python -m torchzero_clip simulate run.csv: rules on the norms of a recorded run."""
+"""The command `python -m torchzero_clip simulate run.csv`, and rules as users write them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Any
 
 from torchzero_clip.core import NormRule, from_config
 from torchzero_clip.core.description import Description
-from torchzero_clip.study.simulating import simulate
+from torchzero_clip.study.simulating import Simulation, simulate
 from torchzero_clip.study.trace import Trace
 
 RULES = ("ZClip(max_norm=None)", "AutoClip()", "ClipNormGrowth(dim='global')", "AdaGC()")
-LONGEST = 80  # letters of a rule that a sentence repeats
+SHOWN_LENGTH = 80
+"""The most characters of a rule that an error message repeats."""
 
 
-def command(given: Sequence[str]) -> Iterator[str]:
-    """The lines to print; the picture is drawn on the way."""
+def command(argv: Sequence[str]) -> Iterator[str]:
+    """Yield the lines that the command prints, and draw the picture."""
     parser = argparse.ArgumentParser(
         "python -m torchzero_clip simulate",
         description="What rules would have done to the norms of a recorded run.",
@@ -30,21 +31,21 @@ def command(given: Sequence[str]) -> Iterator[str]:
     add("rules", nargs="*", metavar="RULE", help=f"as in Python; without any: {usual}")
     add("--norms", help="the column of the norms; by default those of the first rule")
     add("--out", default="simulate.png", help="the picture: .png, .svg or .pdf (simulate.png)")
-    options = parser.parse_args(given)
+    options = parser.parse_args(argv)
     try:
         trace = Trace.read(options.run, options.norms)
-        done = simulate(trace, *map(rule, options.rules or usual_rules(trace)))
+        simulation = simulate(trace, *map(rule, options.rules or usual_rules(trace)))
     except (OSError, TypeError, ValueError) as error:
         parser.error(str(error))
-    each = f", the largest of {trace.stride} in a row" if trace.stride > 1 else ""
+    per_row = f", the largest of {trace.stride} in a row" if trace.stride > 1 else ""
     norms = "1 norm" if len(trace.names) == 1 else f"{len(trace.names)} norms"
     middle = f"the median of all {trace.median:.4g}"
     if not trace.total.isfinite().any():
         middle = "none is a finite number, so a rule has nothing to go by"
-    yield f"{len(trace)} steps of {norms}{each}; {middle}"
-    yield from table(done)
+    yield f"{len(trace)} steps of {norms}{per_row}; {middle}"
+    yield from table(simulation)
     try:
-        done.plot(options.out)
+        simulation.plot(options.out)
         drawn = f"Drawn in {options.out}."
     except ModuleNotFoundError as error:
         drawn = f"No picture: {error}."
@@ -52,34 +53,45 @@ def command(given: Sequence[str]) -> Iterator[str]:
 
 
 def usual_rules(trace: Trace) -> list[str]:
-    """What is simulated where nothing was asked for."""
+    """Return the rules that are simulated if the user names none."""
+    rules = list(RULES)
     twice = 2 * trace.median
-    return [*RULES, *([f"ClipNorm({twice:.3g}, dim='global')"] if 0 < twice < math.inf else [])]
+    if 0 < twice < math.inf:
+        rules.append(f"ClipNorm({twice:.3g}, dim='global')")
+    return rules
 
 
-def table(done: Any) -> Iterator[str]:
-    """A line for each rule: the steps it clips, and the norm that is left of the largest."""
-    judged = done.trace.spikes is not None
-    head = ["rule", "clipped", "largest left", *(["false alarms", "missed"] if judged else [])]
-    shares, largest = done.clipped.double().mean(0).tolist(), done.left.amax(0).tolist()
-    lines, nothing = [head], bool(done.trace.total.isnan().all())
-    for name, share, left in zip(done.metrics, shares, largest, strict=True):
-        lines.append([name, f"{share:.1%}", "nan" if nothing else f"{left:.4g}"])
-    if judged:
-        for line, *pair in zip(lines[1:], *[x.tolist() for x in done.alarms()], strict=True):
-            line += [f"{x:.1%}" for x in pair]
+def table(simulation: Simulation) -> Iterator[str]:
+    """Yield a line for each rule: the share of clipped steps, and the largest norm after clipping.
+
+    If it is known which steps are bad, the line also has the shares of false alarms and of missed
+    bad steps.
+    """
+    has_norms = not simulation.trace.total.isnan().all()
+    shares = simulation.clipped.double().mean(0).tolist()
+    largest = simulation.left.amax(0).tolist()
+    header = ["rule", "clipped", "largest left"]
+    lines = []
+    for name, share, left in zip(simulation.metrics, shares, largest, strict=True):
+        lines.append([name, f"{share:.1%}", f"{left:.4g}" if has_norms else "nan"])
+    if simulation.trace.spikes is not None:
+        header += ["false alarms", "missed"]
+        false_alarms, missed = [x.tolist() for x in simulation.alarms()]
+        for line, false_share, missed_share in zip(lines, false_alarms, missed, strict=True):
+            line += [f"{false_share:.1%}", f"{missed_share:.1%}"]
+    lines.insert(0, header)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        cells = [cell.rjust(wide) for cell, wide in zip(line, widths, strict=True)]
+        cells = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
         yield "  ".join([line[0].ljust(widths[0]), *cells[1:]])
 
 
 def rule(text: str) -> NormRule:
-    """A rule from its spelling in Python, which is read and never run."""
+    """Return the rule that a text describes in Python. The text is parsed, but never run."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-        made = from_config(literal(tree)) if isinstance(tree, (ast.Name, ast.Call)) else None
-    except (SyntaxError, UnicodeError, RecursionError, MemoryError):  # the last two: it nests deep
+        parsed = from_config(literal(tree)) if isinstance(tree, (ast.Name, ast.Call)) else None
+    except (SyntaxError, UnicodeError, RecursionError, MemoryError):  # the last two: deep nesting
         raise ValueError(
             f"a rule is written like ZClip(max_norm=None), got {shortened(text)}"
         ) from None
@@ -87,15 +99,15 @@ def rule(text: str) -> NormRule:
         raise ValueError(
             f"a rule takes numbers that a float can hold, got {shortened(text)}"
         ) from None
-    if not isinstance(made, NormRule):
+    if not isinstance(parsed, NormRule):
         raise ValueError(
             f"simulate takes rules about norms, such as ZClip(), got {shortened(text)}"
         )
-    return made
+    return parsed
 
 
 def literal(node: ast.expr) -> Any:
-    """A node as a config: a rule with its arguments, or a value that is written out."""
+    """Return an expression as a config: a rule with its arguments, or a literal value."""
     match node:
         case ast.Name(name) | ast.Attribute(ast.Name("math"), name) if name in ("inf", "nan"):
             return float(name)
@@ -103,51 +115,59 @@ def literal(node: ast.expr) -> Any:
             return {"type": name}
         case ast.Call(ast.Name("float"), [ast.Constant(str(text))], []):
             return float(text)
-        case ast.Call(ast.Name(name), given, named):
-            return {"type": name, **arguments(name, given, named)}
-        case ast.Tuple(entries) | ast.List(entries):
-            return [*map(literal, entries)]
+        case ast.Call(ast.Name(name), positional, keywords):
+            return {"type": name, **arguments(name, positional, keywords)}
+        case ast.Tuple(elements) | ast.List(elements):
+            return [*map(literal, elements)]
         case ast.UnaryOp(ast.USub() | ast.UAdd(), ast.Constant(int() | float())):
             return ast.literal_eval(node)
         case ast.Constant(None | bool() | float() | str()):
             return node.value
         case ast.Constant(int() as number):
-            float(number)  # or it overflows
+            float(number)  # raises OverflowError if the number is too large
             return number
-    raise not_written_out(node)
+    raise not_literal(node)
 
 
-def not_written_out(node: ast.AST) -> ValueError:
-    """The sentence for what would have to be computed."""
+def not_literal(node: ast.AST) -> ValueError:
+    """Return the error for an expression that would have to be computed."""
     return ValueError(
         "a rule is written with numbers, text, None, True and False, as in ZClip(max_norm=None), "
         f"and nothing in it is computed: got {shortened(ast.unparse(node))}"
     )
 
 
-def arguments(name: str, given: Sequence[ast.expr], named: Sequence[ast.keyword]) -> dict[str, Any]:
-    """The arguments of a rule by their names."""
-    found: dict[str, Any] = {}
-    values = [*map(literal, given)]
-    if name in Description.registry:  # if not, from_config has a better sentence
+def arguments(
+    name: str, positional: Sequence[ast.expr], keywords: Sequence[ast.keyword]
+) -> dict[str, Any]:
+    """Return the arguments of a rule by name.
+
+    Args:
+        name: The name of the rule.
+        positional: The arguments without a name.
+        keywords: The arguments with a name.
+    """
+    by_name: dict[str, Any] = {}
+    values = [*map(literal, positional)]
+    if name in Description.registry:  # otherwise from_config raises an error that says more
         signature = inspect.signature(Description.registry[name])
         try:
-            found.update(signature.bind_partial(*values).arguments)
+            by_name.update(signature.bind_partial(*values).arguments)
         except TypeError:
             raise ValueError(
                 f"{name} takes {[*signature.parameters]}, got {len(values)} values without a name"
             ) from None
-    for one in named:
-        if one.arg is None:
-            raise not_written_out(one.value)
-        if one.arg in found:
-            raise ValueError(f"{name}: there may be one {one.arg}, got two")
-        if one.arg in ("type", "links"):  # a config's own words
-            raise ValueError(f"{name} has no argument {one.arg!r}")
-        found[one.arg] = literal(one.value)
-    return found
+    for keyword in keywords:
+        if keyword.arg is None:
+            raise not_literal(keyword.value)
+        if keyword.arg in by_name:
+            raise ValueError(f"{name}: there may be one {keyword.arg}, got two")
+        if keyword.arg in ("type", "links"):  # keys of a config that are no arguments
+            raise ValueError(f"{name} has no argument {keyword.arg!r}")
+        by_name[keyword.arg] = literal(keyword.value)
+    return by_name
 
 
 def shortened(text: str) -> str:
-    """What was written, or its beginning."""
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    """Return a text, or its beginning if it is long."""
+    return text if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]}…"

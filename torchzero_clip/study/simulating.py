@@ -1,4 +1,4 @@
-"""Simulation: what a norm rule would have done to the norms of a recorded run."""
+"""Simulation: apply norm rules to the norms of a recorded run, without training again."""
 
 from __future__ import annotations
 
@@ -21,19 +21,25 @@ from torchzero_clip.study.table import Series, Table
 from torchzero_clip.study.trace import Trace, norm_of_all
 
 SCOPES = (None, "layer", "group", "global")
-ONE_FOR_ALL = ("q", "percentile")  # a quantile of many units is the same for all
+SHARED = ("q", "percentile")
+"""Live hyperparameters that have one value for all units, because they choose a quantile."""
 
 
 def simulate(trace: Trace, *rules: NormRule) -> Simulation:
-    """What each of these rules would have done to the norms of a trace, without training.
+    """Compute what each rule would have done to the norms of a run, without training again.
 
-    Open loop: the norms are those of the run that was recorded, whatever a rule would have made of
-    it. A rule must be about 2-norms of tensors, layers or everything, and ask for nothing else: not
-    for weights, as `TrustRatio` does, and not for averages of gradients, as `ClipNormByEMA` does.
+    The simulation does not change the run: the norms are the recorded ones, even though clipping
+    would have changed later norms.
+
+    A rule must only need the 2-norms of tensors, layers or the model. Rules that need the weights,
+    such as `TrustRatio`, or averages of gradients, such as `ClipNormByEMA`, raise a `ValueError`.
 
     Args:
-        trace: The norms.
-        *rules: Each by itself; they are no chain.
+        trace: The norms. See `Trace.read` and `Trace.of`.
+        *rules: The rules. Each rule is simulated separately. They are not a chain.
+
+    Returns:
+        A `Simulation` with the norms, limits and factors of each rule.
 
     Example:
         >>> import torch
@@ -50,41 +56,57 @@ def simulate(trace: Trace, *rules: NormRule) -> Simulation:
     if not rules:
         raise ValueError("simulate: give one rule or more, such as ZClip()")
     check(rules)
-    made: dict[str, dict[str, Tensor]] = {repr(rule): {} for rule in rules}
+    metrics: dict[str, dict[str, Tensor]] = {repr(rule): {} for rule in rules}
     for alike in kinds(rules):
-        made.update(zip(map(repr, alike), Rerun(alike).take(trace), strict=True))
-    return Simulation(
-        trace, made, {repr(rule): [n for n, _ in units(trace, rule)] for rule in rules}
-    )
+        metrics.update(zip(map(repr, alike), Rerun(alike).take(trace), strict=True))
+    names = {repr(rule): [name for name, _ in units(trace, rule)] for rule in rules}
+    return Simulation(trace, metrics, names)
 
 
 class Simulation:
-    """What rules would have done: for each, by its spelling, `norm`, `limit`, `factor`, `clipped`.
+    """The result of `simulate`: the metrics that each rule would have had in each step.
 
-    Each is steps by units, as `Modular.metrics()` of every step: NaN where no unit had a gradient.
-    `units` has the names of the units of each rule.
+    Args:
+        trace: The norms of the run.
+        metrics: The metrics of each rule.
+        units: The names of the units of each rule.
+
+    Attributes:
+        trace: The norms of the run.
+        metrics: A dict for each rule, by the `repr` of the rule. It has the tensors "norm",
+            "limit", "factor" and "clipped", with one row for each step and one column for each
+            unit, as `Modular.metrics()` returns them after each step. If a unit had no gradient,
+            "norm", "limit" and "factor" are NaN.
+        units: The names of the units of each rule, by the `repr` of the rule.
     """
 
     def __init__(
         self, trace: Trace, metrics: dict[str, dict[str, Tensor]], units: dict[str, list[str]]
     ) -> None:
-        self.trace, self.metrics, self.units = trace, metrics, units
+        self.trace = trace
+        self.metrics = metrics
+        self.units = units
 
     @property
     def clipped(self) -> Tensor:
-        """Steps by rules: whether a rule would have clipped anything."""
-        return torch.stack([made["clipped"].any(1) for made in self.metrics.values()], 1)
+        """Whether each rule would have clipped any unit: a bool tensor, steps by rules."""
+        return torch.stack([of_rule["clipped"].any(1) for of_rule in self.metrics.values()], 1)
 
     @property
     def left(self) -> Tensor:
-        """Steps by rules: the norm of everything that a rule would have left."""
-        parts = [made["norm"] * made["factor"] for made in self.metrics.values()]
-        return torch.stack([norm_of_all(part.nan_to_num(0, math.inf)) for part in parts], 1)
+        """The global norm after each rule: a tensor, steps by rules."""
+        after = [of_rule["norm"] * of_rule["factor"] for of_rule in self.metrics.values()]
+        return torch.stack([norm_of_all(x.nan_to_num(0, math.inf)) for x in after], 1)
 
     def alarms(self) -> tuple[Tensor, Tensor]:
-        """For each rule the share of good steps that it clips, and of known spikes that it misses.
+        """Return the share of false alarms and the share of missed spikes, for each rule.
 
-        The trace must know its spikes. A spike is missed where nothing at all is clipped.
+        A false alarm is a good step in which the rule clips any unit. A spike is missed if the rule
+        clips no unit. The trace must know its spikes: log `spike=1` in the steps that have one.
+
+        Returns:
+            Two tensors with one element for each rule: the share of good steps that the rule clips,
+            and the share of spikes that it misses.
         """
         spikes = self.trace.spikes
         if spikes is None:
@@ -96,28 +118,33 @@ class Simulation:
         return clipped[~spikes].mean(0), 1 - clipped[spikes].mean(0)
 
     def plot(self, path: str | PathLike[str], title: str | None = None) -> None:
-        """Draw norms, limits and clipped steps of each rule, as `Recorder.plot` does."""
-        table, end = Table(), len(self.trace)
-        table.add(
-            end,
-            [
-                (Series(f"{rule}/{kind}", ids), False, [*range(1, end + 1)], values.double())
-                for rule, made in self.metrics.items()
-                for ids in [UnitIds(((0, (*range(len(self.units[rule])),), (*self.units[rule],)),))]
-                for kind, values in made.items()
-            ],
-        )
-        table.steps, table.stride = table.steps * self.trace.stride, self.trace.stride
-        draw(table, path, title, "Simulation")
+        """Draw the norms, limits and clipped steps of each rule. Needs matplotlib.
+
+        Args:
+            path: The file. Its name ends in .png, .svg or .pdf.
+            title: A title above the picture.
+        """
+        steps = list(range(1, len(self.trace) + 1))
+        block = []
+        for rule, metrics in self.metrics.items():
+            names = tuple(self.units[rule])
+            ids = UnitIds(((0, tuple(range(len(names))), names),))
+            for kind, values in metrics.items():
+                block.append((Series(f"{rule}/{kind}", ids), False, steps, values.double()))
+        table = Table()
+        table.add(len(self.trace), block)
+        table.steps = table.steps * self.trace.stride
+        table.stride = self.trace.stride
+        draw(table, path, title, type(self).__name__)
 
 
 def check(rules: Sequence[NormRule]) -> None:
-    """Raise a sentence unless all rules can be simulated."""
+    """Raise an error unless all rules can be simulated."""
     for rule in rules:
         if not isinstance(rule, NormRule):
             raise TypeError(f"simulate: takes rules about norms, such as ZClip(), got {rule!r}")
-        own = type(rule).step is not NormRule.step or type(rule).init is not Transform.init
-        if own or rule.ord != 2 or rule.scope not in SCOPES or rule.min_size > 1:
+        has_own_code = type(rule).step is not NormRule.step or type(rule).init is not Transform.init
+        if has_own_code or rule.ord != 2 or rule.scope not in SCOPES or rule.min_size > 1:
             raise ValueError(
                 f"simulate: {rule!r} needs more than the 2-norms of tensors, layers or everything, "
                 "which is all that a recorded run has"
@@ -125,22 +152,25 @@ def check(rules: Sequence[NormRule]) -> None:
 
 
 def kinds(rules: Sequence[NormRule]) -> list[list[NormRule]]:
-    """The rules that differ in live numbers alone: they run at once, as units do."""
-    found: dict[str, list[NormRule]] = {}
+    """Group rules that differ only in numbers that may differ between units.
+
+    The rules of a group are simulated at once, as if they were different units of one rule.
+    """
+    groups: dict[str, list[NormRule]] = {}
     for rule in rules:
-        fixed = [(k, v) for k, v in vars(rule).items() if not is_sensitivity(rule, k)]
-        found.setdefault(repr((type(rule), fixed)), []).append(rule)
-    return list(found.values())
+        fixed = [(k, v) for k, v in vars(rule).items() if not may_differ(rule, k)]
+        groups.setdefault(repr((type(rule), fixed)), []).append(rule)
+    return list(groups.values())
 
 
-def is_sensitivity(rule: NormRule, name: str) -> bool:
-    """Whether it is a number of which every unit may have its own."""
-    live = name in rule.live and name not in ONE_FOR_ALL
-    return live and type(getattr(rule, name)) is float
+def may_differ(rule: NormRule, name: str) -> bool:
+    """Return whether each unit may have its own value of this hyperparameter."""
+    is_live = name in rule.live and name not in SHARED
+    return is_live and type(getattr(rule, name)) is float
 
 
 class Recorded(dict[str, Any]):
-    """The values that a rule may read; of tensors there are none."""
+    """The group of a simulated rule. It has hyperparameters, but no tensors."""
 
     def __missing__(self, key: str) -> Any:
         raise ValueError(
@@ -149,10 +179,10 @@ class Recorded(dict[str, Any]):
 
 
 class Rerun:
-    """Rules of one kind on the norms of a run, part after part, each with units of its own.
+    """A simulation of several rules of one kind, which continues with each part of a run.
 
     Args:
-        rules: They differ in live numbers alone: see `kinds`.
+        rules: Rules that differ only in numbers: a group of `kinds`.
     """
 
     def __init__(self, rules: Sequence[NormRule]) -> None:
@@ -162,51 +192,60 @@ class Rerun:
 
     @torch.inference_mode()
     def take(self, part: Trace) -> list[dict[str, Tensor]]:
-        """What each rule would have done in the steps that come next."""
-        norms, known = together(part, self.rules[0])
-        units, seen = norms.shape[1], known.repeat(1, len(self.rules))
+        """Simulate the next steps of the run, and return the metrics of each rule."""
+        norms, known = norms_of_units(part, self.rules[0])
+        count = norms.shape[1]
+        known = known.repeat(1, len(self.rules))
         rounded = as_measured(norms).repeat(1, len(self.rules))
         if self._group is None:
-            self._group = group_of(self.rules, units)
-            self._state = {  # float32, as beside parameters
+            self._group = group_of(self.rules, count)
+            self._state = {  # in float32, as the state of an optimizer
                 name: torch.stack([torch.as_tensor(value)] * rounded.shape[1]).float()
                 for name, value in self.rules[0].init_unit().items()
             }
-        limits, ratios = self._walk(self._group, rounded, seen, part.total)
-        rows = {"norm": rounded, "limit": limits, "factor": 1 / ratios}
-        shown = {name: values.masked_fill(~seen, math.nan) for name, values in rows.items()}
-        shown["clipped"] = (ratios > 1) & seen
-        parts = {name: values.split(units, dim=1) for name, values in shown.items()}
-        return [{name: parts[name][i].clone() for name in parts} for i in range(len(self.rules))]
+        limits, divisors = self._walk(self._group, rounded, known, part.total)
+        metrics = {"norm": rounded, "limit": limits, "factor": 1 / divisors}
+        metrics = {name: values.masked_fill(~known, math.nan) for name, values in metrics.items()}
+        metrics["clipped"] = (divisors > 1) & known
+        of_rules = {name: values.split(count, dim=1) for name, values in metrics.items()}
+        return [
+            {name: values[i].clone() for name, values in of_rules.items()}
+            for i in range(len(self.rules))
+        ]
 
     def _walk(
         self, group: Recorded, norms: Tensor, known: Tensor, totals: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Limits and divisors; without memory steps are as independent as units."""
+        """Return the limit and the divisor of each unit in each step.
+
+        A rule without state decides about all steps at once, as if steps were units.
+        """
         rule = self.rules[0]
         if not self._state:
             group["total"] = lambda: totals.unsqueeze(1)
-            made = decide(rule, norms, {}, [group], Cells())
-            limits = torch.as_tensor(made.limits[0], dtype=torch.float64).expand_as(norms)
-            return limits, made.divisors[0]
-        limits, ratios = torch.empty_like(norms), torch.empty_like(norms)
+            decision = decide(rule, norms, {}, [group], Cells())
+            limits = torch.as_tensor(decision.limits[0], dtype=torch.float64).expand_as(norms)
+            return limits, decision.divisors[0]
+        limits = torch.empty_like(norms)
+        divisors = torch.empty_like(norms)
         for step, norm in enumerate(norms):
             group["total"] = partial(totals.__getitem__, step)
-            wide = {name: value.double() for name, value in self._state.items()}
-            made = decide(rule, norm, wide, [group], Known(known[step]))
-            limits[step], ratios[step] = made.limits[0], made.divisors[0]
-            self._state = {name: value.float() for name, value in made.state.items()}
-        return limits, ratios
+            state = {name: value.double() for name, value in self._state.items()}
+            decision = decide(rule, norm, state, [group], KnownCells(known[step]))
+            limits[step] = decision.limits[0]
+            divisors[step] = decision.divisors[0]
+            self._state = {name: value.float() for name, value in decision.state.items()}
+        return limits, divisors
 
 
 def as_measured(norms: Tensor) -> Tensor:
-    """Norms rounded to float32, as a step measures them; those that it cannot hold as they are."""
+    """Round norms to float32, like the norms of a step. Norms out of range stay as they are."""
     rounded = norms.float().double()
     return rounded.where(rounded.isfinite() == norms.isfinite(), norms)
 
 
-class Known(Cells):
-    """Units of one step of a trace, some of which it did not have."""
+class KnownCells(Cells):
+    """The units of one step of a trace. The state of a unit without a gradient does not change."""
 
     dtype = torch.float32
 
@@ -218,21 +257,29 @@ class Known(Cells):
 
 
 def group_of(rules: Sequence[NormRule], units: int) -> Recorded:
-    """The live values that the rules see; where they differ, an entry for each rule's units."""
+    """Return the group that the rules read.
+
+    A hyperparameter that may differ between the rules is a vector, with an element for each unit of
+    each rule.
+
+    Args:
+        rules: The rules.
+        units: The number of units of each rule.
+    """
     groups = []
     for rule in rules:
         (link,) = bind(Chain(rule))
         groups.append(link.values(GroupKeys([link]).defaults))
     group = Recorded(groups[0])
     for name in group:
-        if is_sensitivity(rules[0], name) and len(rules) > 1:
+        if may_differ(rules[0], name) and len(rules) > 1:
             values = torch.tensor([other[name] for other in groups], dtype=torch.float64)
             group[name] = values.repeat_interleave(units)
     return group
 
 
 def units(trace: Trace, rule: NormRule) -> list[tuple[str, list[int]]]:
-    """The units of a rule: the name of each, and which norms of the trace it has."""
+    """Return the name of each unit of a rule, and the indices of its norms in the trace."""
     if rule.scope is None:
         return [(name, [i]) for i, name in enumerate(trace.names)]
     if rule.scope != "layer":
@@ -245,13 +292,14 @@ def units(trace: Trace, rule: NormRule) -> list[tuple[str, list[int]]]:
     return [*layers.items()]
 
 
-def together(trace: Trace, rule: NormRule) -> tuple[Tensor, Tensor]:
-    """The norms of the units of a rule, and where they are known."""
+def norms_of_units(trace: Trace, rule: NormRule) -> tuple[Tensor, Tensor]:
+    """Return the norms of the units of a rule, and whether they are known."""
     if rule.scope is None:
         return trace.norms, trace.known
-    own = [places for _, places in units(trace, rule)]
-    parts = [Trace(trace.norms[:, places], None, trace.known[:, places]) for places in own]
-    return (
-        torch.stack([part.total for part in parts], 1),
-        torch.stack([part.known.any(1) for part in parts], 1),
-    )
+    parts = [
+        Trace(trace.norms[:, places], None, trace.known[:, places])
+        for _, places in units(trace, rule)
+    ]
+    norms = torch.stack([part.total for part in parts], 1)
+    known = torch.stack([part.known.any(1) for part in parts], 1)
+    return norms, known

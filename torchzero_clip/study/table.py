@@ -1,4 +1,4 @@
-"""The numbers of a recorded run, one row for a few steps."""
+"""The metrics of a recorded run as a table: one row for each step, or for several merged steps."""
 
 from __future__ import annotations
 
@@ -12,36 +12,55 @@ from torch import Tensor
 from torchzero_clip.core.division import UnitIds
 from torchzero_clip.floats import KEEPS
 
-ROW = "stands_for"  # the column of a file that says how many steps a row stands for
+ROW = "stands_for"
+"""The column of a file that has the number of steps of each row."""
 NOTHING = {"amax": -math.inf, "amin": math.inf, "sum": 0.0}
+"""For each reduction, the value that changes no other value."""
 
 Entries: TypeAlias = dict[tuple[int, int, int], str]
-"""What the entries of a vector are of: what they are sorted by, and a name."""
+"""The units that the elements of a vector belong to: a key by which they are sorted, and a name."""
 
 
 class Series(NamedTuple):
-    """The values of one name for which the same units were measured; None for no units."""
+    """A metric, and the units that it was measured for.
+
+    Attributes:
+        name: The name of the metric.
+        ids: The units, or None if the metric has no units.
+    """
 
     name: str
     ids: UnitIds | None
 
     def entries(self, width: int) -> Entries:
-        """What each of `width` entries is of."""
+        """Return the unit of each of `width` elements."""
         if self.ids is not None:
             return self.ids.names()
         return {(-1, -1, i): str(i) for i in range(width)}
 
 
 Block: TypeAlias = "list[tuple[Series, bool, list[int], Tensor]]"
-"""For each series whether it is of vectors, its steps, and their values as rows."""
+"""Values of some steps. For each series: whether the values are vectors, the steps, and the values,
+with one row for each step."""
 
 
 class Table:
-    """Rows of `stride` steps each, the newest perhaps of fewer, and a column for each name."""
+    """Rows of `stride` steps each, and a column for each metric. The last row may have fewer steps.
+
+    Args:
+        last: The number of the step before the first row.
+
+    Attributes:
+        stride: The number of steps in a row.
+        last: The number of the last step.
+        steps: The number of the last step in each row.
+        columns: The columns, by the name of the metric.
+    """
 
     def __init__(self, last: int = 0) -> None:
-        self.stride, self.last = 1, last
-        self.steps = torch.empty(0, dtype=torch.int64)  # the last of each row
+        self.stride = 1
+        self.last = last
+        self.steps = torch.empty(0, dtype=torch.int64)
         self.columns: dict[str, Column] = {}
 
     def __len__(self) -> int:
@@ -49,12 +68,18 @@ class Table:
 
     @property
     def numbers(self) -> int:
-        """How many numbers there are in all."""
+        """The number of values in all columns."""
         return sum(column.values.numel() for column in self.columns.values())
 
     def add(self, last: int, block: Block) -> None:
-        """Add the steps up to `last`, and what was measured in them."""
-        rows, first = len(self), self.last + 1
+        """Add further steps with their values.
+
+        Args:
+            last: The number of the last step to add.
+            block: The values.
+        """
+        old_rows = len(self)
+        first = self.last + 1
         self.steps = torch.cat([self.steps, torch.arange(first, last + 1)])
         self.last = last
         for series, _, _, values in block:
@@ -64,32 +89,37 @@ class Table:
             self.columns[name].widen(series.entries(values.shape[1]))
         for column in self.columns.values():
             column.resize(len(self))
-        for series, vector, steps, values in block:
-            places = torch.tensor(steps) - first + rows
+        for series, is_vector, steps, values in block:
+            rows = torch.tensor(steps) - first + old_rows
             entries = series.entries(values.shape[1])
-            self.columns[series.name].put(places, entries, values, vector)
+            self.columns[series.name].put(rows, entries, values, is_vector)
         self.merge(self.stride)
 
     def merge(self, stride: int) -> Table:
-        """Make one row of every `stride` steps."""
+        """Merge rows, so that each row has `stride` steps. Return this table."""
         self.stride = stride
         keys, places = torch.unique_consecutive((self.steps - 1) // stride, return_inverse=True)
         if len(keys) < len(self):
             for column in self.columns.values():
                 column.merge(places, len(keys))
-            ends = torch.zeros(len(keys), dtype=torch.int64)
-            self.steps = ends.scatter_reduce(0, places, self.steps, "amax")
+            last_steps = torch.zeros(len(keys), dtype=torch.int64)
+            self.steps = last_steps.scatter_reduce(0, places, self.steps, "amax")
         return self
 
     def counts(self) -> Tensor:
-        """How many steps each row stands for."""
+        """Return the number of steps in each row."""
         if not len(self):
             return self.steps
-        first = (self.steps[:1] - 1) // self.stride * self.stride
-        return self.steps.diff(prepend=first)
+        before_first = (self.steps[:1] - 1) // self.stride * self.stride
+        return self.steps.diff(prepend=before_first)
 
     def header(self, named: bool = False) -> list[str]:
-        """A name for each column of a file: entry i of a vector is name/i, or name/<its unit>."""
+        """Return the names of the columns of a file.
+
+        Args:
+            named: Whether the columns of a vector are called name/unit. Otherwise element i is in
+                the column name/i.
+        """
         names = ["step", ROW]
         for name, column in self.columns.items():
             units = [*column.units.values()] if named else range(len(column.units))
@@ -97,23 +127,25 @@ class Table:
         return names
 
     def rows(self, start: int = 0) -> list[tuple[str, ...]]:
-        """The cells of a file from a row on; what was not there is empty."""
-        cells = [[str(n) for n in x[start:].tolist()] for x in (self.steps, self.counts())]
+        """Return the cells of a file, from the row `start` on. Unknown values are empty cells."""
+        columns = [[str(n) for n in x[start:].tolist()] for x in (self.steps, self.counts())]
         for column in self.columns.values():
-            values, there = column.read()[start:].T, (column.counts[start:] > 0).T
-            for entries, known in zip(values.tolist(), there.tolist(), strict=True):
-                cells.append([repr(v) if k else "" for v, k in zip(entries, known, strict=True)])
-        return [*zip(*cells, strict=True)]
+            all_values = column.read()[start:].T.tolist()
+            all_known = (column.counts[start:] > 0).T.tolist()
+            for values, known in zip(all_values, all_known, strict=True):
+                pairs = zip(values, known, strict=True)
+                columns.append([repr(value) if is_known else "" for value, is_known in pairs])
+        return [*zip(*columns, strict=True)]
 
     def summary(self) -> list[dict[str, float]]:
-        """A dict for each row with one float for each name that was there."""
-        out = [{"step": float(step)} for step in self.steps.tolist()]
+        """Return a dict for each row, with one float for each metric that is known in the row."""
+        rows = [{"step": float(step)} for step in self.steps.tolist()]
         for name, column in self.columns.items():
-            values, there = column.summary()
-            for row, value, known in zip(out, values.tolist(), there.tolist(), strict=True):
-                if known:
+            values, known = column.summary()
+            for row, value, is_known in zip(rows, values.tolist(), known.tolist(), strict=True):
+                if is_known:
                     row[name] = value
-        return out
+        return rows
 
     def state_dict(self) -> dict[str, Any]:
         columns = {
@@ -124,71 +156,103 @@ class Table:
 
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> Table:
+        """Return the table that `state_dict` has saved."""
         table = cls(state["last"])
-        table.stride, table.steps = state["stride"], state["steps"].cpu()
-        for name, parts in state["columns"].items():
-            column = table.columns[name] = Column(parts["reduce"])
-            column.vector, column.units = parts["vector"], dict(parts["units"])
-            column.values, column.counts = [parts[k].cpu().clone() for k in ("values", "counts")]
+        table.stride = state["stride"]
+        table.steps = state["steps"].cpu()
+        for name, saved in state["columns"].items():
+            column = Column(saved["reduce"])
+            column.vector = saved["vector"]
+            column.units = dict(saved["units"])
+            column.values = saved["values"].cpu().clone()
+            column.counts = saved["counts"].cpu().clone()
+            table.columns[name] = column
         return table
 
 
 class Column:
-    """One metric: for every row and unit an extreme or the sum, and of how many steps."""
+    """One metric: its values for each row and unit, and the number of steps that have a value.
+
+    The attributes are the keys of the column in a state dict.
+
+    Args:
+        reduce: How the values of several steps become one: "amax", "amin", or "sum" for the mean.
+
+    Attributes:
+        reduce: The reduction.
+        vector: Whether the metric is a vector in any row.
+        units: The units, sorted, so that they do not depend on the order in which they were added.
+        values: The reduced values, rows by units.
+        counts: The number of steps with a value, rows by units.
+    """
 
     def __init__(self, reduce: str) -> None:
-        self.reduce, self.vector = reduce, False
-        self.units: Entries = {}  # sorted, so that no order of arrival matters
+        self.reduce = reduce
+        self.vector = False
+        self.units: Entries = {}
         self.values = torch.empty(0, 0, dtype=torch.float64)
         self.counts = torch.empty(0, 0, dtype=torch.int32)
 
     def resize(self, rows: int) -> None:
-        """Make room for more rows, in which nothing is known."""
-        grow = (0, 0, 0, rows - len(self.values))
-        self.values = torch.nn.functional.pad(self.values, grow, value=NOTHING[self.reduce])
-        self.counts = torch.nn.functional.pad(self.counts, grow)
+        """Add rows without values, so that there are `rows` rows."""
+        padding = (0, 0, 0, rows - len(self.values))
+        self.values = torch.nn.functional.pad(self.values, padding, value=NOTHING[self.reduce])
+        self.counts = torch.nn.functional.pad(self.counts, padding)
 
     def widen(self, units: Entries) -> None:
-        """Make room for more units, each at its place among the others."""
+        """Add units without values, and keep the units sorted."""
         if units.keys() <= self.units.keys():
             return
-        old, every = list(self.units), {**self.units, **units}
-        self.units = {unit: every[unit] for unit in sorted(every)}
-        self.vector |= len(every) > 1
-        places, shape = self.places(old), (len(self.values), len(every))
+        old_units = list(self.units)
+        all_units = {**self.units, **units}
+        self.units = {unit: all_units[unit] for unit in sorted(all_units)}
+        self.vector |= len(all_units) > 1
+        places = self.places(old_units)
+        shape = (len(self.values), len(all_units))
         values = self.values.new_full(shape, NOTHING[self.reduce])
         self.values = values.index_copy(1, places, self.values)
         self.counts = self.counts.new_zeros(shape).index_copy(1, places, self.counts)
 
     def places(self, units: Iterable[tuple[int, int, int]]) -> Tensor:
-        """Where these units stand."""
+        """Return the index of each unit."""
         place = {unit: i for i, unit in enumerate(self.units)}
         return torch.tensor([place[unit] for unit in units], dtype=torch.int64)
 
-    def put(self, rows: Tensor, units: Entries, values: Tensor, vector: bool) -> None:
-        """Add the values of these units at these rows."""
-        self.vector |= vector
+    def put(self, rows: Tensor, units: Entries, values: Tensor, is_vector: bool) -> None:
+        """Add values to these rows and units.
+
+        Args:
+            rows: The row of each row of `values`.
+            units: The unit of each column of `values`.
+            values: The values.
+            is_vector: Whether the metric is a vector.
+        """
+        self.vector |= is_vector
         width = self.values.shape[1]
         index = (rows.unsqueeze(1) * width + self.places(units)).view(-1)
         self.values.view(-1).scatter_reduce_(0, index, values.reshape(-1), self.reduce)
         self.counts.view(-1).scatter_add_(0, index, torch.ones_like(index, dtype=torch.int32))
 
     def merge(self, places: Tensor, rows: int) -> None:
-        """Row i becomes part of row places[i]."""
-        old, counts = self.values, self.counts
-        self.values, self.counts = old[:0], counts[:0]
+        """Merge rows, so that there are `rows` rows: row i becomes part of row places[i]."""
+        old_values = self.values
+        old_counts = self.counts
+        self.values = old_values[:0]
+        self.counts = old_counts[:0]
         self.resize(rows)
-        index = places.unsqueeze(1).expand_as(old)
-        self.values.scatter_reduce_(0, index, old, self.reduce)
-        self.counts.scatter_add_(0, index, counts)
+        index = places.unsqueeze(1).expand_as(old_values)
+        self.values.scatter_reduce_(0, index, old_values, self.reduce)
+        self.counts.scatter_add_(0, index, old_counts)
 
     def read(self) -> Tensor:
-        """The values, rows by units: NaN where nothing is known."""
+        """Return the values, rows by units. Unknown values are NaN."""
         values = self.values / self.counts if self.reduce == "sum" else self.values
         return values.masked_fill(self.counts == 0, math.nan)
 
     def summary(self) -> tuple[Tensor, Tensor]:
-        """One value a row, over all units, and whether it is known."""
-        there = self.counts.sum(1)
-        values = getattr(self.values, self.reduce)(1)
-        return values / there if self.reduce == "sum" else values, there > 0
+        """Return one value for each row, reduced over all units, and whether the value is known."""
+        counts = self.counts.sum(1)
+        values: Tensor = getattr(self.values, self.reduce)(1)
+        if self.reduce == "sum":
+            values = values / counts
+        return values, counts > 0

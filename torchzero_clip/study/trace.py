@@ -1,4 +1,4 @@
-"""Trace: the gradient norms of a run, as a file keeps them."""
+"""Trace: the gradient norms of a run, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -19,25 +19,35 @@ from torchzero_clip.study.logs import Log, norms_of, read
 from torchzero_clip.study.recorder import Recorder
 from torchzero_clip.study.table import ROW
 
-MOST_STEPS = 2**53  # up to here a float counts one by one
+MOST_STEPS = 2**53
+"""The largest number of a step. Above it, float64 cannot count in steps of 1."""
 
 
 class Trace:
-    """Gradient norms of a run, steps by units, and what was logged beside them.
+    """The gradient norms of a run, and other values that were logged in the same steps.
 
-    A file is what `Recorder.to_csv` writes, perhaps with ".gz" at the end of its name: a column
-    "step", a column "norm" or "Rule/norm" or, for many units, "norm/<unit>" each, and others. Of
-    merged rows "stands_for" says how many steps each has; without it, as in logs of others, which
-    are read as well (see `read`), that is how far the first two are apart.
+    `Trace.read(path)` reads a trace from a log file, and `Trace.of(recorder)` makes one from a
+    `Recorder`. Pass a trace to `simulate`.
 
     Args:
-        norms: Steps by units.
-        names: What the units are: names of parameters, for rules with dim="layer".
-        known: False where a unit had no gradient; all True unless it is given.
-        logged: Other numbers by name, one a step; NaN where there was none. "spike" is 1 where a
-            gradient is known to be bad.
-        stride: How many steps a row stands for.
-        steps: The number of each step, or of the last of a row; counted from 1 unless given.
+        norms: The norms, with one row for each step and one column for each unit. A unit is
+            everything that one norm covers: a tensor, a layer, a group or the model.
+        names: The names of the units. Rules with `dim="layer"` need the names of parameters.
+        known: A bool tensor of the same shape, with False if a unit had no gradient in a step. The
+            default is True everywhere.
+        logged: Other values by name, with one value for each step. NaN stands for a missing value.
+            "spike" is 1 in steps whose gradient is known to be bad.
+        stride: The number of steps in a row. With more than one step, each norm is the largest norm
+            in its row.
+        steps: The number of each step, or of the last step of each row. The default counts from 1.
+
+    Attributes:
+        norms: The norms in float64, on the CPU.
+        names: The names of the units.
+        known: Which norms are known.
+        logged: The other values, in float64 on the CPU.
+        stride: The number of steps in a row.
+        steps: The number of the last step of each row.
 
     Example:
         >>> import torch
@@ -79,23 +89,29 @@ class Trace:
 
     @property
     def total(self) -> Tensor:
-        """The norm of everything, a number a step."""
+        """The global norm of each row, over all units."""
         return norm_of_all(self.norms.where(self.known, 0.0))
 
     @property
     def median(self) -> float:
-        """The median of all norms of everything that are finite; NaN if there is none."""
+        """The median of the finite global norms, or NaN if there are none."""
         total = self.total
         return total.where(total.isfinite(), math.nan).nanmedian().item()
 
     @property
     def spikes(self) -> Tensor | None:
-        """Where gradients are known to be bad, if "spike" was logged."""
+        """Whether the gradient of each row is known to be bad, or None if "spike" is not logged."""
         return self.logged["spike"] > 0 if "spike" in self.logged else None
 
     @classmethod
     def of(cls, recorder: Recorder, name: str | None = None) -> Self:
-        """What a recorder has seen: the norms of the first rule, or those with this name."""
+        """Return the trace of a recorded run.
+
+        Args:
+            recorder: The recorder.
+            name: The name of the norms, such as "ZClip/norm". The default is the norms of the first
+                rule.
+        """
         history = {
             key: torch.tensor(x, dtype=torch.float64) for key, x in recorder.history().items()
         }
@@ -112,20 +128,30 @@ class Trace:
 
     @classmethod
     def read(cls, path: str | PathLike[str], name: str | None = None) -> Self:
-        """The trace in a file: the norms of its first rule, or those with this name.
+        """Read a trace from a log file.
 
-        Besides the files of a Recorder it takes those of others with a column such as grad_norm:
-        CSV, also as TensorBoard and Weights & Biases export it, JSON lines, and the
+        The file can be written by `Recorder.to_csv` or by `write`, also compressed as ".csv.gz". It
+        can also be a file of another program with a column such as "grad_norm": CSV, including the
+        exports of TensorBoard and Weights & Biases, one JSON object in each line, or the
         trainer_state.json of a Hugging Face Trainer.
 
-        A last line that has no newline is read where it has all its cells; else, as a killed
-        writer leaves it, it is left out. A warning says which.
+        If a program was killed while it wrote the file, the last line may be incomplete. If the
+        last line has no newline, this method warns, and leaves the line out unless it has all its
+        cells.
+
+        A column "stands_for" has the number of steps of each row. In a file without this column,
+        that is the distance between the first two steps.
+
+        Args:
+            path: The file.
+            name: The column of the norms. The default is the norms of the first rule, or the column
+                whose name looks most like a gradient norm.
         """
         return cls.from_log(read(Path(path)), name)
 
     @classmethod
     def from_log(cls, log: Log, name: str | None = None) -> Self:
-        """The trace in a log that was read."""
+        """Return the trace in a log. `name` is the column of the norms, as for `read`."""
         name = log.choose(name)
         return cls._from_columns(*log.columns(name), name)
 
@@ -141,7 +167,7 @@ class Trace:
             )
         steps = columns.get("step")
         if steps is not None and not (steps.abs() <= MOST_STEPS).all():
-            steps = None  # NaN, or numbers that count nothing
+            steps = None  # NaN, or numbers that cannot be counts of steps
         measured = {"norm", "limit", "factor", "clipped", *GUARD}
         return cls(
             torch.stack([columns[key] for key in units], 1),
@@ -157,15 +183,29 @@ class Trace:
         )
 
     def part(self, start: int, end: int | None = None) -> Self:
-        """The rows from one to another, as those of a list."""
+        """Return a trace of some rows, as a slice of a list does.
+
+        Args:
+            start: The first row.
+            end: The row after the last one. The default is the end of the trace.
+        """
         rows = slice(start, end)
-        logged = {name: values[rows] for name, values in self.logged.items()}
-        known = self.known[rows]
-        norms, steps = self.norms[rows], self.steps[rows]
-        return type(self)(norms, self.names, known, logged, self.stride, steps)
+        return type(self)(
+            self.norms[rows],
+            self.names,
+            self.known[rows],
+            {name: values[rows] for name, values in self.logged.items()},
+            self.stride,
+            self.steps[rows],
+        )
 
     def write(self, path: str | PathLike[str], digits: int = 9) -> None:
-        """Write the trace to a file, which `read` reads; ".gz" in its name compresses it."""
+        """Write the trace to a CSV file, which `read` can read.
+
+        Args:
+            path: The file. It is compressed if its name ends in ".gz".
+            digits: The number of significant digits.
+        """
         header = ["step", *(f"norm/{name}" for name in self.names), *self.logged]
         columns = [*self.norms.unbind(1), *self.logged.values()]
         known = [*self.known.unbind(1), *(~x.isnan() for x in self.logged.values())]
@@ -174,19 +214,29 @@ class Trace:
             lines.writerow(header)
             for i in range(len(self)):
                 pairs = zip(columns, known, strict=True)
-                cells = [f"{x[i].item():.{digits}g}" if there[i] else "" for x, there in pairs]
+                cells = [
+                    f"{x[i].item():.{digits}g}" if is_known[i] else "" for x, is_known in pairs
+                ]
                 lines.writerow([int(self.steps[i]), *cells])
 
 
 def stride_of(steps: Tensor | None, counts: Tensor | None) -> int:
-    """How many steps a row stands for: as a Recorder wrote, or as far as two rows are apart."""
+    """Return how many steps a row has.
+
+    Args:
+        steps: The numbers of the steps, if they are known. Their distance is used without `counts`.
+        counts: The column `ROW` of a `Recorder`, if there is one.
+    """
     if counts is not None and len(counts) and counts.isfinite().all():
         return max(1, int(counts.amax().clamp(max=MOST_STEPS)))
     return 1 if steps is None or len(steps) < 2 else max(1, int(steps[1] - steps[0]))
 
 
 def norm_of_all(norms: Tensor) -> Tensor:
-    """The norm of each row, also where a square of an entry is too large or small for a float."""
+    """Return the norm of each row, even if the square of an element is not in the range of float64.
+
+    Each row is first divided by a power of two. This division is exact.
+    """
     largest = norms.amax(1, keepdim=True)
     scale = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)
     scale = scale.where((largest > 0) & largest.isfinite(), 1.0)
@@ -194,7 +244,7 @@ def norm_of_all(norms: Tensor) -> Tensor:
 
 
 def _open(path: str | PathLike[str]) -> io.TextIOWrapper:
-    """A text file to write; one whose name ends in .gz has no time in it: equal runs are equal."""
+    """Open a text file for writing. A ".gz" file has no time stamp: equal runs give equal files."""
     path = Path(path)
     if path.suffix != ".gz":
         return open(path, "w", newline="", encoding="utf-8")

@@ -117,15 +117,15 @@ def test_a_rule_with_memory_is_shown_before_all_of_it_is_known(
 def test_a_long_run_has_a_preview_can_be_stopped_and_goes_on(
     browser: Browser, lab: LabServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, go = threading.Event(), simulations.Walk._go
+    gate, go = threading.Event(), simulations.Walk._simulate_part
 
     def slowly(walk: simulations.Walk, trace: Trace) -> None:
         if len(trace) > 1000 and walk._ends[-1]:
             gate.wait(30)
         go(walk, trace)
 
-    monkeypatch.setattr(session, "LONG", 1000)
-    monkeypatch.setattr(simulations.Walk, "_go", slowly)
+    monkeypatch.setattr(session, "LONG_WALK", 1000)
+    monkeypatch.setattr(simulations.Walk, "_simulate_part", slowly)
     browser.value("change(cards[1], { text: 'ZClip(alpha=0.9, max_norm=None)' }) && 0")
     browser.wait("cards[1].preview && cards[1].have === 1000")
     shown = browser.value("cards[1].shown.textContent")

@@ -353,7 +353,7 @@ def test_a_rule_that_remembers_too_much_gets_a_sentence(
     question["text"] = f"AdaptiveClip(Quantile(0.9, window={window}))"
     told = refused(server, "rule", question)
     assert ("window of Quantile may be" if window < 2**63 else "which is too large") in told
-    monkeypatch.setattr(simulations, "ROOM", 1000)
+    monkeypatch.setattr(simulations, "NUMBERS_REMEMBERED", 1000)
     question["text"] = "AutoClip('percentile', window_size=998)"
     assert "remembers 1,001 numbers of this run, and here is room for 1,000" in refused(
         server, "simulate", question
@@ -362,7 +362,7 @@ def test_a_rule_that_remembers_too_much_gets_a_sentence(
 
 def test_a_page_that_asks_no_more_ends_the_walk(tmp_path: Path, monkeypatch) -> None:
     """It goes on where it was when it is asked for again."""
-    monkeypatch.setattr(simulations, "PART", 10)
+    monkeypatch.setattr(simulations, "PART_STEPS", 10)
     session = LabSession(a_file(tmp_path, norms(8_000)))
     server = LabServer(session)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -413,7 +413,7 @@ def events(server: LabServer) -> socket.socket:
 
 
 def test_closing_the_last_page_ends_the_program(server: LabServer, monkeypatch) -> None:
-    monkeypatch.setattr(serving, "LOOK", 0.01)
+    monkeypatch.setattr(serving, "FOLLOWING_SECONDS", 0.01)
     ended = threading.Event()
     monkeypatch.setattr(server, "shutdown", ended.set)
     first, second = events(server), events(server)
@@ -424,7 +424,7 @@ def test_closing_the_last_page_ends_the_program(server: LabServer, monkeypatch) 
 
 
 def test_loading_the_page_again_does_not(server: LabServer, monkeypatch) -> None:
-    monkeypatch.setattr(serving, "LOOK", 0.01)
+    monkeypatch.setattr(serving, "FOLLOWING_SECONDS", 0.01)
     server.grace = 0.5
     ended = threading.Event()
     monkeypatch.setattr(server, "shutdown", ended.set)

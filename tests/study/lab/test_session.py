@@ -53,7 +53,7 @@ def answered(session: LabSession, text: str, path=(), start: int = 0, bad=()) ->
 def test_an_answer_is_what_simulate_says(
     text: str, units: int, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(simulations, "PART", 40)
+    monkeypatch.setattr(simulations, "PART_STEPS", 40)
     session = LabSession(a_file(tmp_path, norms(100, units)))
     bad = [37, 74, 80]
     made, told = answered(session, text, bad=bad)
@@ -95,7 +95,7 @@ def test_all_positions_of_a_slider_walk_at_once_and_each_as_if_alone(
         raise AssertionError("it walks again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(simulations.Walk, "_go", never)
+        patch.setattr(simulations.Walk, "_simulate_part", never)
         second = answered(session, moved["text"], ["z_thresh"])[0]
     alone = answered(LabSession(tmp_path / "run.csv"), moved["text"])[0]
     assert torch.equal(second["left"], alone["left"])
@@ -105,12 +105,12 @@ def test_all_positions_of_a_slider_walk_at_once_and_each_as_if_alone(
 def test_first_steps_are_answered_before_later_ones_are_simulated(
     tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(simulations, "PART", 10)
+    monkeypatch.setattr(simulations, "PART_STEPS", 10)
     session = LabSession(a_file(tmp_path, norms(100)))
     done: list[int] = []
-    go = simulations.Walk._go
+    go = simulations.Walk._simulate_part
     monkeypatch.setattr(
-        simulations.Walk, "_go", lambda walk, trace: (done.append(1), go(walk, trace))[1]
+        simulations.Walk, "_simulate_part", lambda walk, trace: (done.append(1), go(walk, trace))[1]
     )
     lines = session.simulate("ZClip()", (), 0, session.version, ())
     first = next(lines)
@@ -122,9 +122,9 @@ def test_of_a_long_run_there_is_a_preview_before_anything_else_is_walked(
     tmp_path: Path, monkeypatch
 ) -> None:
     """One row of so many, as if these were all; what comes after it is exact."""
-    monkeypatch.setattr(simulations, "THIN", 10)
-    monkeypatch.setattr(session_of, "LONG", 90)
-    monkeypatch.setattr(simulations, "PART", 40)
+    monkeypatch.setattr(simulations, "PREVIEW_ROWS", 10)
+    monkeypatch.setattr(session_of, "LONG_WALK", 90)
+    monkeypatch.setattr(simulations, "PART_STEPS", 40)
     session = LabSession(a_file(tmp_path, norms(103, 2)))
     text = "ZClip(max_norm=None)"
     lines = session.simulate(text, (), 0, session.version, ())
@@ -156,7 +156,7 @@ def test_the_end_of_a_long_run_is_that_of_the_walk_over_all_rows(
 ) -> None:
     session, bad = LabSession(a_file(tmp_path, norms(300))), [37, 74, 80]
     whole = answered(session, RULES[1], bad=bad)
-    monkeypatch.setattr(session_of, "LONG", 90)
+    monkeypatch.setattr(session_of, "LONG_WALK", 90)
     again = LabSession(tmp_path / "run.csv")
     assert "every" in next(again.simulate(RULES[1], (), 0, again.version, bad))
     made, told = answered(again, RULES[1], bad=bad)

@@ -1,1 +1,1 @@
-"""The lab: a page on this machine that shows what rules would have done to the norms of a run."""
+"""The lab: a page in a browser that shows what rules would have done to the norms of a run."""

@@ -1,4 +1,4 @@
-"""python -m torchzero_clip lab run.csv: the lab."""
+"""The command `python -m torchzero_clip lab run.csv`, which opens the lab."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torchzero_clip.study.lab.server import LabServer
 from torchzero_clip.study.lab.session import LabSession
 
 
-def command(given: Sequence[str]) -> Iterator[str]:
-    """The lines to print; between the first and the last, the page is there."""
+def command(argv: Sequence[str]) -> Iterator[str]:
+    """Yield the lines that the command prints. It serves the page before the last line."""
     parser = argparse.ArgumentParser(
         "python -m torchzero_clip lab",
         description="A page on this machine: what rules would have done to the norms of a run.",
@@ -32,7 +32,7 @@ def command(given: Sequence[str]) -> Iterator[str]:
     add("--follow", action="store_true", help="the run is on its way: look for more of it")
     add("--port", type=int, default=0, help="of this machine; by default any that is free")
     add("--no-browser", action="store_true", help="print the address, and open no browser")
-    options = parser.parse_args(given)
+    options = parser.parse_args(argv)
     if options.follow and options.run is None:
         parser.error("--follow needs the file of a run, such as run.csv")
     try:
@@ -42,7 +42,7 @@ def command(given: Sequence[str]) -> Iterator[str]:
         parser.error(str(error).removeprefix("Trace: "))
     with server:
         yield f"The lab is at {server.url}"
-        if options.no_browser or not (has_windows() and webbrowser.open(server.url)):
+        if options.no_browser or not (opens_windows() and webbrowser.open(server.url)):
             yield "Open this address in a browser on this machine."
         yield "It ends when its page is closed, or with Ctrl-C."
         with contextlib.suppress(KeyboardInterrupt):
@@ -50,8 +50,8 @@ def command(given: Sequence[str]) -> Iterator[str]:
     yield "The page was closed."
 
 
-def has_windows() -> bool:
-    """Whether a browser would be a window, and not take this terminal."""
+def opens_windows() -> bool:
+    """Return whether a browser opens a window, instead of running in this terminal."""
     if sys.platform in ("win32", "darwin"):
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

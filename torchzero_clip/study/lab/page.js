@@ -1,13 +1,13 @@
-// The page of the lab. It knows no rule: it asks the program, which simulates.
+// The page of the lab. It asks the program on this machine, which simulates the rules.
 
 const $ = (id) => document.getElementById(id);
 const run = { version: 0, steps: 0, norms: new Float64Array(0), numbers: new Float64Array(0), bad: new Set(), marks: [] };
-const MADE = ["limit", "left", "clipped"]; // what there is of each row and rule
+const MADE = ["limit", "left", "clipped"]; // the values of each row and rule
 const cards = [];
 const view = { from: 0, to: 0 };
 let pixel = () => 0, drawing = false, drawn = 0, took = 0, serial = 0, loading = null;
 
-// ---------------------------------------------------------------- asking
+// ---------------------------------------------------------------- requests
 
 async function ask(name, question) {
   const answer = await fetch(name, {
@@ -90,7 +90,7 @@ async function read(version) {
   showBad();
   if (anew) {
     const texts = cards.length ? cards.map((card) => card.text) : told.catalogue.slice(0, 3);
-    if (cards.length && cards[0].first) texts[0] = told.catalogue[0]; // its number is of another run
+    if (cards.length && cards[0].first) texts[0] = told.catalogue[0]; // its number was chosen for another run
     const first = !cards.length;
     while (cards.length) drop(cards[0]);
     for (const text of texts) await start(text).catch(complain);
@@ -164,7 +164,7 @@ function judgeAgain() {
   goOn((card) => Math.max(card.have - 1, 0));
 }
 
-// From where each card is; those that were stopped stay so.
+// Continue each card where it is. A card that was stopped stays stopped.
 function goOn(from) {
   cards.filter((card) => !card.stopped).forEach((card) => simulate(card, from(card)));
   results();
@@ -252,7 +252,7 @@ function build(card) {
   fill(card);
 }
 
-// The sliders of a card; those that are there already stay, as one of them may be held.
+// Show the sliders of a card. Existing sliders stay, because the user may be dragging one.
 function fill(card) {
   card.input.value = card.text;
   card.code.textContent = card.chain;
@@ -289,7 +289,7 @@ function move(card, k, value) {
   change(card, { text: card.text, path: card.sliders[k].path, value });
 }
 
-// Only the last of many changes counts: a drag makes more of them than can be asked for.
+// Send only the last of many changes: a drag makes more changes than the program can answer.
 async function change(card, question) {
   card.waiting = question;
   if (card.busy) return;
@@ -310,7 +310,7 @@ async function change(card, question) {
   card.busy = false;
 }
 
-// Ends with the first steps, or a preview of all; the others come when they are there.
+// Resolve with the first steps or with a preview. The other steps follow as they arrive.
 function simulate(card, from) {
   card.stop?.abort();
   const stop = (card.stop = new AbortController());
@@ -359,7 +359,7 @@ function halt(card) {
   card.halt.focus();
 }
 
-// ---------------------------------------------------------------- what is seen and said
+// ---------------------------------------------------------------- pictures and texts
 
 function results() {
   const rows = cards.map((card) => {
@@ -377,7 +377,7 @@ function results() {
   $("results").tBodies[0].replaceChildren(...rows);
 }
 
-// Of a rule that is not through with the run: how far it is, how long it takes, and how to stop it.
+// For a simulation that is not complete: its progress, the remaining time, and a button to stop it.
 function showProgress(card) {
   const ready = card.have >= run.steps, known = card.preview || card.summary, parts = [];
   const long = card.seconds > 2 || card.preview;
@@ -430,7 +430,7 @@ function largest() {
   $("largest").tBodies[0].replaceChildren(...rows);
 }
 
-// A long run is drawn less often, so that its program has time too.
+// Draw a long run less often, so that the program has time to simulate.
 function draw() {
   if (drawing || !run.steps) return;
   drawing = true;
@@ -439,7 +439,7 @@ function draw() {
     drawing = false;
     pixel = labPicture($("picture"), run, cards, view);
     const kept = getComputedStyle($("stage")).position === "sticky" ? $("stage").offsetHeight + 12 : 0;
-    document.documentElement.style.scrollPaddingTop = `${kept}px`; // what has the focus is not behind it
+    document.documentElement.style.scrollPaddingTop = `${kept}px`; // so that the picture does not cover the focused element
     drawn = performance.now();
     took = drawn - since;
   }), took < 30 ? 0 : Math.max(0, drawn + 4 * took - performance.now()));

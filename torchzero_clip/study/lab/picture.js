@@ -1,6 +1,6 @@
 "use strict";
-// The picture of a run: its norms, the limits of rules, and where each of them clips.
-// It draws what it is given and knows no rule. It works alike in the lab and in the documentation.
+// The picture of a run: its norms, the limits of rules, and the steps that each rule clips.
+// The lab and the documentation use the same picture. It does not simulate anything itself.
 
 function labPicture(svg, run, rules, view) {
   const width = Math.max(svg.clientWidth || 800, 280), left = 46, right = 8, top = 12;
@@ -51,8 +51,8 @@ function labPicture(svg, run, rules, view) {
   }
   add("text", { x: left + wide / 2, y: bottom + 31, "text-anchor": "middle" }, "step");
 
-  // --- a line: of many steps a pixel has the least and the largest. Limits are joined across steps
-  // without one: some rules, such as ZClip, have a limit only in steps that they clip
+  // --- a line. If a pixel has many steps, it shows their least and largest value. Limits are joined
+  // across steps without a limit, because rules such as ZClip have one only in steps that they clip
   const line = (values, joined = false) => {
     let path = "", open = false;
     for (let column = 0; column < columns; column++) {
@@ -107,7 +107,7 @@ function labPicture(svg, run, rules, view) {
   return (at) => Math.min(Math.max(Math.floor(from + ((at - left) / wide) * count), from), to - 1);
 }
 
-// The least and the largest of some finite numbers, of those that are not below `floor`.
+// Return the least and the largest of the finite numbers that are not below `floor`.
 function labExtremes(values, start, stop, floor) {
   let least = Infinity, most = 0;
   for (let i = start; i < stop; i++) {
@@ -120,7 +120,7 @@ function labExtremes(values, start, stop, floor) {
   return [least, most];
 }
 
-// Numbers in float64, as the lab packs them.
+// Return the numbers in a text that session.packed() has made: float64 in base64.
 function labNumbers(text) {
   const letters = atob(text), bytes = new Uint8Array(letters.length);
   for (let i = 0; i < bytes.length; i++) bytes[i] = letters.charCodeAt(i);

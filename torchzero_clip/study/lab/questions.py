@@ -1,77 +1,82 @@
-"""Questions of the page: what they may say, and a sentence for what they may not."""
+"""Requests of the page: the values that they may have, and errors for all other values."""
 
 from __future__ import annotations
 
 import json
 from typing import Any, TypeGuard
 
-MOST = 2**53  # up to here a page counts one by one
-LETTERS, SHOWN = 10_000, 80  # of a text; of one that a sentence repeats
-DEPTH = 8  # of a path
+LARGEST_INTEGER = 2**53
+"""The largest integer that JavaScript can count to in steps of 1."""
+TEXT_LENGTH = 10_000
+"""The most characters of a text."""
+SHOWN_LENGTH = 80
+"""The most characters of a value that an error message repeats."""
+PATH_LENGTH = 8
+"""The most elements of a path."""
 
 
 class Question:
-    """The object of a request, whose fields are asked for by kind.
+    """The JSON object of a request. Each method returns one field and checks its type.
 
     Args:
-        body: What the request brought.
+        body: The body of the request.
     """
 
     def __init__(self, body: bytes) -> None:
         try:
-            asked = json.loads(body)
-        except (ValueError, RecursionError, MemoryError):  # the last two: brackets in brackets
+            fields = json.loads(body)
+        except (ValueError, RecursionError, MemoryError):  # the last two: too deep nesting
             raise ValueError("lab: a question is an object in JSON, got something else") from None
-        if not isinstance(asked, dict):
-            raise ValueError(f"lab: a question is an object in JSON, got {told(asked)}")
-        self._asked: dict[str, Any] = asked
+        if not isinstance(fields, dict):
+            raise ValueError(f"lab: a question is an object in JSON, got {shown(fields)}")
+        self._fields: dict[str, Any] = fields
 
     def __contains__(self, field: str) -> bool:
-        return field in self._asked
+        return field in self._fields
 
     def text(self, field: str, default: str | None = None) -> str:
-        """A text that is not too long."""
-        given = self._asked.get(field, default)
-        if not isinstance(given, str) or len(given) > LETTERS:
-            raise self._wrong(field, f"a text of at most {LETTERS} letters")
-        return given
+        """Return a text of limited length."""
+        value = self._fields.get(field, default)
+        if not isinstance(value, str) or len(value) > TEXT_LENGTH:
+            raise self._wrong(field, f"a text of at most {TEXT_LENGTH} letters")
+        return value
 
     def whole(self, field: str, default: int | None = None) -> int:
-        """A whole number from 0 on."""
-        given = self._asked.get(field, default)
-        if not is_whole(given):
-            raise self._wrong(field, f"a whole number from 0 to {MOST}")
-        return given
+        """Return an integer that is not negative."""
+        value = self._fields.get(field, default)
+        if not is_whole(value):
+            raise self._wrong(field, f"a whole number from 0 to {LARGEST_INTEGER}")
+        return value
 
     def wholes(self, field: str) -> list[int]:
-        """Whole numbers from 0 on; none where nothing was said."""
-        given = self._asked.get(field, [])
-        if not isinstance(given, list) or not all(map(is_whole, given)):
-            raise self._wrong(field, f"a list of whole numbers from 0 to {MOST}")
-        return given
+        """Return a list of integers that are not negative. The default is an empty list."""
+        value = self._fields.get(field, [])
+        if not isinstance(value, list) or not all(map(is_whole, value)):
+            raise self._wrong(field, f"a list of whole numbers from 0 to {LARGEST_INTEGER}")
+        return value
 
     def path(self, field: str) -> list[str | int]:
-        """Where a number is in a rule; nowhere where nothing was said."""
-        given = self._asked.get(field, [])
-        short = isinstance(given, list) and len(given) <= DEPTH
-        if not short or not all(isinstance(one, str) or is_whole(one) for one in given):
-            raise self._wrong(field, f"a list of at most {DEPTH} names and whole numbers")
-        return list(given)
+        """Return a `rules.Path` as a list. The default is an empty list."""
+        value = self._fields.get(field, [])
+        is_short_list = isinstance(value, list) and len(value) <= PATH_LENGTH
+        if not is_short_list or not all(isinstance(x, str) or is_whole(x) for x in value):
+            raise self._wrong(field, f"a list of at most {PATH_LENGTH} names and whole numbers")
+        return list(value)
 
     def _wrong(self, field: str, wanted: str) -> ValueError:
-        got = told(self._asked[field]) if field in self._asked else "nothing"
+        got = shown(self._fields[field]) if field in self._fields else "nothing"
         return ValueError(f"lab: {field!r} must be {wanted}, got {got}")
 
 
-def is_whole(given: Any) -> TypeGuard[int]:
-    """Whether it is a whole number that a page can count to."""
-    return type(given) is int and 0 <= given <= MOST
+def is_whole(value: Any) -> TypeGuard[int]:
+    """Return whether a value is an integer from 0 to `LARGEST_INTEGER`."""
+    return type(value) is int and 0 <= value <= LARGEST_INTEGER
 
 
-def told(given: Any) -> str:
-    """What was given: its kind where it may be deep, and no more than its beginning."""
+def shown(value: Any) -> str:
+    """Return a value for an error message: its beginning, or only its kind if it may be nested."""
     for kind, name in ((dict, "an object"), (list, "a list")):
-        if isinstance(given, kind):
-            return f"{name} of length {len(given)}"
-    text = json.dumps(given)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+        if isinstance(value, kind):
+            return f"{name} of length {len(value)}"
+    text = json.dumps(value)
+    return text if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]}…"

@@ -1,4 +1,4 @@
-"""What can be tried on a run: the rules that simulate takes, and the numbers that sliders move."""
+"""The rules that the lab offers for a run, and the sliders that change their hyperparameters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,19 +18,41 @@ from torchzero_clip.core.description import Description
 from torchzero_clip.study.simulating import simulate
 from torchzero_clip.study.trace import Trace
 
+T = TypeVar("T")
 Path: TypeAlias = "tuple[str | int, ...]"
-"""Where a number is: a field, perhaps of a criterion within, perhaps an entry of a tuple."""
+"""The place of a number in a rule: the name of a field. If the field has a criterion or a tuple, a
+field of the criterion or an index follows."""
 
-POSITIONS = 60  # of a slider over magnitudes, about a twenty-fifth apart
-SMALLEST, LARGEST = 1e-300, 1e308  # of such a slider
-LONGEST = 2**24  # what may be counted, such as the steps of a window
+USUAL: tuple[type[NormRule], ...] = (
+    torchzero_clip.ClipNorm,
+    torchzero_clip.ZClip,
+    torchzero_clip.AutoClip,
+    torchzero_clip.AdaGC,
+    torchzero_clip.ClipNormGrowth,
+)
+"""The rules that the page lists first."""
+POSITIONS = 60
+"""The number of positions of a slider over magnitudes, which differ by about a twenty-fifth."""
+SMALLEST = 1e-300
+"""The smallest number of such a slider."""
+LARGEST = 1e308
+"""The largest number of such a slider."""
+LONGEST_WINDOW = 2**24
+"""The largest fixed integer of a rule, such as the steps in a window."""
 SHARES = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
 SHARES += [0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998, 0.999]
 PERCENTS = [float(f"{100 * share:.3g}") for share in SHARES]
 
 
 class Slider(NamedTuple):
-    """A number of a rule, and the values that a slider gives it."""
+    """A hyperparameter of a rule, and the values that a slider can give it.
+
+    Attributes:
+        path: The place of the hyperparameter in the rule.
+        name: The name of the slider.
+        value: The current value.
+        positions: All values of the slider, in order.
+    """
 
     path: Path
     name: str
@@ -40,78 +62,93 @@ class Slider(NamedTuple):
 
 @lru_cache(maxsize=1)
 def ordered(trace: Trace) -> Tensor:
-    """The finite norms of all of a run, of steps that have one, from the least to the largest."""
+    """Return the finite global norms of a run, sorted. Steps without a gradient are left out."""
     total = trace.total[trace.known.any(1)]
     return total[total.isfinite()].sort().values
 
 
-def catalogue(trace: Trace) -> list[NormRule]:
-    """Every public rule that this run can be simulated with, the usual ones first."""
+def public_classes(base: type[T]) -> list[type[T]]:
+    """Return the public subclasses of a class, and the class itself if it is public."""
     public = [getattr(torchzero_clip, name) for name in torchzero_clip.__all__]
-    kinds = [x for x in public if inspect.isclass(x) and issubclass(x, NormRule)]
-    made = [rule for kind in kinds for rule in instances(kind, trace) if possible(rule, trace)]
-    usual = ["ClipNorm", "ZClip", "AutoClip", "AdaGC", "ClipNormGrowth"]
-    order = {name: i for i, name in enumerate(usual)}
-    return sorted(made, key=lambda rule: order.get(type(rule).__name__, len(usual)))
+    return [x for x in public if inspect.isclass(x) and issubclass(x, base)]
+
+
+def catalogue(trace: Trace) -> list[NormRule]:
+    """Return every public rule that can be simulated on this run, the usual rules first."""
+    rules = [
+        rule
+        for kind in public_classes(NormRule)
+        for rule in instances(kind, trace)
+        if can_simulate(rule, trace)
+    ]
+    order = {kind: i for i, kind in enumerate(USUAL)}
+    return sorted(rules, key=lambda rule: order.get(type(rule), len(USUAL)))
 
 
 def median(trace: Trace) -> float:
-    """The middle one of the norms of a run; NaN where it has none."""
+    """Return the median of the finite global norms of a run, or NaN if it has none."""
     norms = ordered(trace)
     return norms[(len(norms) - 1) // 2].item() if len(norms) else math.nan
 
 
 def instances(kind: type[NormRule], trace: Trace) -> Iterator[NormRule]:
-    """A rule of this class for the run, or one for each criterion.
+    """Yield a rule of this class for the run, or one rule for each criterion.
 
-    It is about everything at once where the run has one norm, or where a number of its is a norm.
+    The rule has the scope "global" if the run has only one norm, or if a required argument of the
+    rule is a norm.
     """
-    public = [getattr(torchzero_clip, name) for name in torchzero_clip.__all__]
-    fields = inspect.signature(kind).parameters
-    given: dict[str, Any] = {}
-    fixed = "max_norm" in fields and fields["max_norm"].default is inspect.Parameter.empty
-    if "max_norm" in fields:
-        given["max_norm"] = rounded(2 * median(trace)) if fixed else None
-    if "dim" in fields and (fixed or len(trace.names) == 1):
-        given["dim"] = "global"
+    parameters = inspect.signature(kind).parameters
+    arguments: dict[str, Any] = {}
+    needs_norm = False
+    if "max_norm" in parameters:
+        needs_norm = parameters["max_norm"].default is inspect.Parameter.empty
+        arguments["max_norm"] = rounded(2 * median(trace)) if needs_norm else None
+    if "dim" in parameters and (needs_norm or len(trace.names) == 1):
+        arguments["dim"] = "global"
     criteria: list[Any] = [None]
-    if "criterion" in fields:
+    if "criterion" in parameters:
         base = torchzero_clip.Criterion
-        criteria = [x for x in public if inspect.isclass(x) and issubclass(x, base) and x != base]
+        criteria = [x for x in public_classes(base) if x is not base]
     for criterion in criteria:
         if criterion is not None:
-            quantile = "q" in inspect.signature(criterion).parameters
-            given["criterion"] = criterion(q=0.95) if quantile else criterion()
-            given["warmup"] = None
+            needs_quantile = "q" in inspect.signature(criterion).parameters
+            arguments["criterion"] = criterion(q=0.95) if needs_quantile else criterion()
+            arguments["warmup"] = None
         try:
-            yield kind(**given)
-        except (NotImplementedError, TypeError, ValueError):  # a base, or it takes what no run has
-            continue
+            yield kind(**arguments)
+        except (NotImplementedError, TypeError, ValueError):
+            continue  # it is a base class, or it requires arguments that no run can give
 
 
-def possible(rule: NormRule, trace: Trace) -> bool:
-    """Whether the run has all that a rule asks for."""
+def can_simulate(rule: NormRule, trace: Trace) -> bool:
+    """Return whether the run has everything that a rule needs."""
     try:
         simulate(trace.part(0, 1), rule)
-    except (NotImplementedError, TypeError, ValueError):  # a base of others has no limit
+    except (NotImplementedError, TypeError, ValueError):  # a base class has no limit
         return False
     return True
 
 
 def sliders(rule: NormRule, trace: Trace) -> list[Slider]:
-    """A slider for each live number of a rule."""
+    """Return a slider for each live hyperparameter of a rule."""
     norms = ordered(trace)
-    above = norms[torch.searchsorted(norms, 0.0, right=True) :]
+    positive = norms[torch.searchsorted(norms, 0.0, right=True) :]
     return [
-        Slider(path, ".".join(map(str, path)), value, positions(rule, path, value, above))
+        Slider(path, ".".join(map(str, path)), value, positions(rule, path, value, positive))
         for path, value in numbers(rule)
     ]
 
 
 def numbers(rule: Description, before: Path = ()) -> Iterator[tuple[Path, float | None]]:
-    """The live numbers of a rule and of what is in it."""
+    """Yield the path and the value of each live number of a rule and of its criterion.
+
+    Args:
+        rule: The rule, or a criterion.
+        before: The path of `rule` itself, if it is a part of another rule.
+    """
     for field in dataclasses.fields(rule):
-        value, path = getattr(rule, field.name), (*before, field.name)
+        value = getattr(rule, field.name)
+        path = (*before, field.name)
         if isinstance(value, Description):
             yield from numbers(value, path)
         elif field.name in rule.live and isinstance(value, (tuple, list)):
@@ -121,60 +158,72 @@ def numbers(rule: Description, before: Path = ()) -> Iterator[tuple[Path, float 
 
 
 def check_counts(rule: Description) -> None:
-    """Raise a sentence for a window so long that it has no room here."""
+    """Raise an error if a rule has a window that needs too much memory here."""
     for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)
         if isinstance(value, Description):
             check_counts(value)
-        elif type(value) is int and value > LONGEST and field.name not in rule.live:
+        elif type(value) is int and value > LONGEST_WINDOW and field.name not in rule.live:
             raise ValueError(
-                f"lab: {field.name} of {type(rule).__name__} may be at most {LONGEST} here, "
+                f"lab: {field.name} of {type(rule).__name__} may be at most {LONGEST_WINDOW} here, "
                 f"got {value}"
             )
 
 
 def moved(rule: Any, path: Path, value: Any) -> Any:
-    """The rule with another number in this place."""
+    """Return a copy of the rule with another number at this path."""
     if not path:
         return value
-    first, rest = path[0], path[1:]
+    first = path[0]
+    rest = path[1:]
     if isinstance(rule, (tuple, list)):
         return tuple([moved(x, rest, value) if i == first else x for i, x in enumerate(rule)])
+    field = str(first)
     old: Mapping[str, Any] = rule.arguments()
-    return type(rule)(**{**old, str(first): moved(getattr(rule, str(first)), rest, value)})
+    return type(rule)(**{**old, field: moved(getattr(rule, field), rest, value)})
 
 
 def positions(rule: NormRule, path: Path, value: float | None, norms: Tensor) -> list[float | None]:
-    """The values that a slider gives a number, which the rule takes; the one it has among them.
+    """Return the values that a slider gives a number: values that the rule accepts.
 
-    A limit moves over the norms of the run, which are given in order and above 0.
+    They include the current value. A slider for a norm covers the norms of the run.
+
+    Args:
+        rule: The rule.
+        path: The path of the number.
+        value: The current value.
+        norms: The norms of the run that are above 0, sorted.
     """
 
-    def takes(x: float | None) -> bool:
+    def accepts(x: float | None) -> bool:
         try:
             moved(rule, path, x)
         except (TypeError, ValueError):
             return False
         return True
 
-    if not takes(1e6) and takes(0.5):
-        scale = SHARES if not takes(2.0) else PERCENTS
+    if not accepts(1e6) and accepts(0.5):
+        scale = PERCENTS if accepts(2.0) else SHARES
     elif "norm" in str(path[-1]) and len(norms):
         scale = magnitudes(norms[len(norms) // 100].item() / 4, 2 * norms[-1].item())
     else:
         size = value if value is not None and 0 < value < math.inf else 1.0
         scale = magnitudes(size / 10, size * 10)
-    kept = {x for x in scale if takes(x)} | ({value} if value is not None else set())
-    return [*([None] if takes(None) else []), *sorted(kept)]
+    accepted = {x for x in scale if accepts(x)}
+    if value is not None:
+        accepted.add(value)
+    absent: list[float | None] = [None] if accepts(None) else []
+    return [*absent, *sorted(accepted)]
 
 
 def magnitudes(low: float, high: float) -> list[float]:
-    """Numbers of three digits, each the same factor above the last."""
-    low, high = (math.log(min(max(x, SMALLEST), LARGEST)) for x in (low, high))
+    """Return numbers with three digits, from low to high. Each is the last one times a constant."""
+    low = math.log(min(max(low, SMALLEST), LARGEST))
+    high = math.log(min(max(high, SMALLEST), LARGEST))
     step = (high - low) / (POSITIONS - 1)
     return [rounded(math.exp(low + i * step)) for i in range(POSITIONS)]
 
 
 def rounded(x: float) -> float:
-    """A number of three digits."""
+    """Round a number to three significant digits."""
     return float(f"{x:.3g}")

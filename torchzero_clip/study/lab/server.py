@@ -1,8 +1,16 @@
-"""The lab's server: one page on this machine for its own browser, and nothing else.
+"""The server of the lab: one page, for a browser on this machine and for nothing else.
 
-It listens on the loopback alone. A request must have the right path, which begins with a secret,
-the right Host, which a foreign name that leads to this machine has not, and come from the page
-itself; its size is bounded. There are no files to ask for: what is served is named here.
+The server listens only on the loopback interface, 127.0.0.1. It answers a request only if
+
+- the path begins with a secret;
+
+- the header `Host` names this machine, because another host name may resolve to 127.0.0.1, too;
+
+- the request comes from the page itself;
+
+- the request is not too large.
+
+It serves the page and answers to the page, and never a file of the disk.
 """
 
 from __future__ import annotations
@@ -15,52 +23,76 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from string import Template
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from torchzero_clip.study.lab.questions import Question
 from torchzero_clip.study.lab.session import LabSession
 
 HOST = "127.0.0.1"
-QUESTION, FILE = 2**24, 2**28  # the most bytes of a question, and of a file that was dropped
-LONGEST, LONGEST_NAME = 1000, 200  # letters of a sentence, and of a file's name
-LINGER = 2.0  # seconds for a page to take its answer, if it still sends
-WRONG = (ArithmeticError, MemoryError, OSError, RuntimeError, TypeError, ValueError)  # of a page
-LOOK = 0.5  # seconds between two looks at a run that is followed
-GRACE = 3.0  # seconds without a page before the program ends: it may be loaded again
-JSON, BYTES = "application/json", "application/octet-stream"
+QUESTION_BYTES = 2**24
+"""The most bytes of a question."""
+FILE_BYTES = 2**28
+"""The most bytes of a file that the user drops on the page."""
+ERROR_LENGTH = 1000
+"""The most characters of an error message."""
+FILE_NAME_LENGTH = 200
+"""The most characters of the name of a file."""
+CLOSING_SECONDS = 2.0
+"""How long a connection stays open for a client that is still sending."""
+FOLLOWING_SECONDS = 0.5
+"""The time between two looks at a file that is growing."""
+SILENCE_SECONDS = 10
+"""The time after which the page gets a message even if nothing has changed."""
+RELOAD_SECONDS = 3.0
+"""The time without a page after which the program ends. The user may be reloading the page."""
+REQUEST_ERRORS = (ArithmeticError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
+"""The errors that a question can cause, such as a rule that does not exist."""
+JSON = "application/json"
+BYTES = "application/octet-stream"
+
+Answer: TypeAlias = "dict[str, Any] | Iterator[dict[str, Any]]"
+"""An answer to a question: one object, or an object in each line."""
 
 
 class LabServer(ThreadingHTTPServer):
-    """The server of one session, which ends when its page is closed."""
+    """The server of one session. It stops when its page is closed.
+
+    Args:
+        session: The session.
+        port: The port. 0 chooses a free port.
+        grace: The seconds without a page after which the server stops.
+    """
 
     daemon_threads = True
-    request_queue_size = 1024  # requests that wait until they are taken; others are lost
+    request_queue_size = 1024  # connections that wait until they are accepted; more are refused
 
-    def __init__(self, session: LabSession, port: int = 0, grace: float = GRACE) -> None:
+    def __init__(self, session: LabSession, port: int = 0, grace: float = RELOAD_SECONDS) -> None:
         super().__init__((HOST, port), LabHandler)
-        self.session, self.grace = session, grace
+        self.session = session
+        self.grace = grace
         self.beginning = Beginning()
         self.port = int(self.server_address[1])
         self.base = f"/{secrets.token_urlsafe(16)}/"
         self.url = f"http://{HOST}:{self.port}{self.base}"
         self.nonce = secrets.token_urlsafe(16)
-        self._pages, self._count = 0, threading.Lock()
+        self._pages = 0
+        self._lock = threading.Lock()
 
     def opened(self) -> None:
-        """A page is there."""
-        with self._count:
+        """Count a page that has connected."""
+        with self._lock:
             self._pages += 1
 
     def closed(self) -> None:
-        """A page is gone; without any for a while, all ends."""
-        with self._count:
+        """Count a page that was closed. After the last one, stop the server if no page follows."""
+        with self._lock:
             self._pages -= 1
             if not self._pages:
                 timer = threading.Timer(self.grace, self._end)
@@ -68,17 +100,17 @@ class LabServer(ThreadingHTTPServer):
                 timer.start()
 
     def _end(self) -> None:
-        with self._count:
+        with self._lock:
             if self._pages:
                 return
         self.shutdown()
 
     def shutdown_request(self, request: Any) -> None:
-        """Say that the answer is whole, and close when the other side has done so.
+        """Tell the client that the answer is complete, and wait until the client closes.
 
-        To close while something unread arrives would take the answer back.
+        If the server closed while the client is sending, the client would lose the answer.
         """
-        end = time.monotonic() + LINGER
+        end = time.monotonic() + CLOSING_SECONDS
         with contextlib.suppress(OSError):
             request.shutdown(socket.SHUT_WR)
             while (left := end - time.monotonic()) > 0:
@@ -88,85 +120,93 @@ class LabServer(ThreadingHTTPServer):
         self.close_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away in the middle is no error."""
+        """Ignore the error of a client that has closed its connection."""
 
 
 class Beginning:
-    """Answers that begin go before those that go on, which may take minutes."""
+    """A lock that lets answers begin before other answers continue, which may take minutes."""
 
     def __init__(self) -> None:
-        self._turn, self._inside = threading.Condition(), 0
+        self._turn = threading.Condition()
+        self._count = 0  # the number of answers that are beginning
 
     def __enter__(self) -> None:
         with self._turn:
-            self._inside += 1
+            self._count += 1
 
     def __exit__(self, *_: object) -> None:
         with self._turn:
-            self._inside -= 1
+            self._count -= 1
             self._turn.notify_all()
 
     def wait(self) -> None:
-        """Until no answer begins."""
+        """Wait until no answer is beginning."""
         with self._turn:
-            self._turn.wait_for(lambda: not self._inside)
+            self._turn.wait_for(lambda: not self._count)
 
 
 class Refusal(Exception):
-    """A request that gets a sentence."""
+    """An error whose message is the answer to a request, with an HTTP status.
 
-    def __init__(self, code: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.code = code
+    Args:
+        status: The HTTP status.
+        message: The message.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class LabHandler(BaseHTTPRequestHandler):
-    """Answers what the page asks, and refuses everything else."""
+    """A handler that answers the requests of the page, and refuses all other requests."""
 
     server: LabServer
     timeout = 20  # seconds for a request to arrive
-    default_request_version = "HTTP/1.0"  # of what is no request: its answer has a status too
-    _begun = False  # to answer
-    server_version, sys_version = "lab", ""
+    default_request_version = "HTTP/1.0"  # so that text that is not HTTP gets a status, too
+    server_version = "lab"
+    sys_version = ""
+    _has_begun = False  # whether a part of the answer was sent
 
     def do_GET(self) -> None:
         self._answer({"": self._page, "events": self._events})
 
     def do_POST(self) -> None:
-        ask = partial(partial, self._ask)
-        names = ("run", "rule", "simulate", "choose")
-        self._answer({**{name: ask(name) for name in names}, "file": self._file})
+        routes = {name: partial(self._ask, function) for name, function in ANSWERS.items()}
+        self._answer({**routes, "file": self._file})
 
     def _answer(self, routes: Mapping[str, Callable[[], None]]) -> None:
+        """Answer the request with the function of its path, or with an error message."""
         try:
-            self._check()
+            self._check_origin()
             base = self.server.base
             if not self.path.startswith(base) or self.path[len(base) :] not in routes:
                 raise Refusal(404, "there is no such page")
             routes[self.path[len(base) :]]()
         except Refusal as refusal:
-            self.send_error(refusal.code, str(refusal))
-        except (ConnectionError, TimeoutError):  # there is nobody to answer
+            self.send_error(refusal.status, str(refusal))
+        except (ConnectionError, TimeoutError):  # the client is gone
             pass
-        except WRONG as error:
-            self._fail(400, sentence(error))
-        except Exception as error:  # whatever it is, the page waits for a sentence
+        except REQUEST_ERRORS as error:
+            self._fail(400, message_of(error))
+        except Exception as error:  # a defect, which the page must show, too
             self._fail(500, f"the lab failed: {type(error).__name__}: {error}")
 
-    def _fail(self, code: int, sentence: str) -> None:
-        """A sentence as the answer, or as its last line."""
+    def _fail(self, status: int, message: str) -> None:
+        """Send an error message as the answer, or as its last line if the answer has begun."""
         with contextlib.suppress(ConnectionError, TimeoutError):
-            if self._begun:
-                self.wfile.write(json.dumps({"error": sentence}).encode() + b"\n")
+            if self._has_begun:
+                self.wfile.write(json.dumps({"error": message}).encode() + b"\n")
             else:
-                self.send_error(code, sentence)
+                self.send_error(status, message)
 
-    def _check(self) -> None:
-        own = [f"{name}:{self.server.port}" for name in (HOST, "localhost")]
-        if self.headers.get_all("Host") not in [[name] for name in own]:
+    def _check_origin(self) -> None:
+        """Raise an error unless the request comes from the page itself, on this machine."""
+        own_hosts = [f"{name}:{self.server.port}" for name in (HOST, "localhost")]
+        if self.headers.get_all("Host") not in [[name] for name in own_hosts]:
             raise Refusal(403, "this page is for the browser on its own machine")
         origin = self.headers.get("Origin")
-        if origin is not None and origin not in [f"http://{name}" for name in own]:
+        if origin is not None and origin not in [f"http://{name}" for name in own_hosts]:
             raise Refusal(403, "another page may not ask here")
 
     # ------------------------------------------------------------------ answers
@@ -180,29 +220,34 @@ class LabHandler(BaseHTTPRequestHandler):
         self._send(200, "text/html; charset=utf-8", page(nonce).encode(), policy)
 
     def _events(self) -> None:
-        """Tell of the run as long as the page is there."""
-        server, told, said = self.server, None, time.monotonic()
+        """Send the version and the length of the run until the page is closed."""
+        server = self.server
+        sent = None
+        sent_at = time.monotonic()
         self._head(200, "text/event-stream")
         server.opened()
         try:
             while True:
                 now = server.session.refresh()
-                if now != told or time.monotonic() - said > 10:
-                    told, said = now, time.monotonic()
+                if now != sent or time.monotonic() - sent_at > SILENCE_SECONDS:
+                    sent = now
+                    sent_at = time.monotonic()
                     line = json.dumps({"version": now[0], "steps": now[1]})
                     self.wfile.write(f"data: {line}\n\n".encode())
-                readable, _, _ = select.select([self.connection], [], [], LOOK)
+                readable, _, _ = select.select([self.connection], [], [], FOLLOWING_SECONDS)
                 if readable and not self.connection.recv(1024):
                     return
         finally:
             server.closed()
 
-    def _ask(self, name: str) -> None:
-        """A question and its answer, or lines of it as they come."""
-        question, beginning = Question(self._body(JSON, QUESTION)), self.server.beginning
+    def _ask(self, function: Callable[[LabSession, Question], Answer]) -> None:
+        """Answer a question with one object, or with lines as soon as they are known."""
+        question = Question(self._body(JSON, QUESTION_BYTES))
+        beginning = self.server.beginning
         with beginning:
-            answer = answers(self.server.session, name, question)
-            first = answer if isinstance(answer, dict) else next(answer)  # or a sentence
+            answer = function(self.server.session, question)
+            # an error before the first line gets an HTTP status
+            first = answer if isinstance(answer, dict) else next(answer)
         if isinstance(answer, dict):
             self._json(answer)
             return
@@ -212,19 +257,25 @@ class LabHandler(BaseHTTPRequestHandler):
             beginning.wait()
 
     def _file(self) -> None:
-        """A file that was dropped on the page."""
-        name = unquote(self.headers.get("X-Name", "file"))[:LONGEST_NAME]
-        self.server.session.take(self._body(BYTES, FILE), name)
+        """Show a file that the user has dropped on the page."""
+        name = unquote(self.headers.get("X-Name", "file"))[:FILE_NAME_LENGTH]
+        self.server.session.take(self._body(BYTES, FILE_BYTES), name)
         self._json({})
 
-    def _body(self, kind: str, most: int) -> bytes:
+    def _body(self, kind: str, limit: int) -> bytes:
+        """Return the body of the request.
+
+        Args:
+            kind: The content type that the body must have.
+            limit: The most bytes.
+        """
         if self.headers.get("Content-Type") != kind:
             raise Refusal(415, f"wanted is {kind}")
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()) or "Transfer-Encoding" in self.headers:
             raise Refusal(411, "wanted is a Content-Length")
-        if len(length) > 12 or int(length) > most:
-            raise Refusal(413, f"there may be {most} bytes")
+        if len(length) > 12 or int(length) > limit:
+            raise Refusal(413, f"there may be {limit} bytes")
         try:
             body = self.rfile.read(int(length))
         except TimeoutError:
@@ -235,9 +286,9 @@ class LabHandler(BaseHTTPRequestHandler):
 
     # ------------------------------------------------------------------ sending
 
-    def _head(self, code: int, kind: str, length: int | None = None, policy: str = "") -> None:
-        self._begun = True
-        self.send_response(code)
+    def _head(self, status: int, kind: str, length: int | None = None, policy: str = "") -> None:
+        self._has_begun = True
+        self.send_response(status)
         headers = {
             "Content-Type": kind,
             "Content-Security-Policy": policy or "default-src 'none'",
@@ -252,47 +303,68 @@ class LabHandler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(length))
         self.end_headers()
 
-    def _send(self, code: int, kind: str, body: bytes, policy: str = "") -> None:
-        self._head(code, kind, len(body), policy)
+    def _send(self, status: int, kind: str, body: bytes, policy: str = "") -> None:
+        self._head(status, kind, len(body), policy)
         self.wfile.write(body)
 
-    def _json(self, told: Mapping[str, Any]) -> None:
-        self._send(200, JSON, json.dumps(told).encode())
+    def _json(self, answer: Mapping[str, Any]) -> None:
+        self._send(200, JSON, json.dumps(answer).encode())
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """A sentence, also to what is no request."""
-        words = message or HTTPStatus(code).phrase
-        self._send(code, "text/plain; charset=utf-8", f"{words}\n".encode(errors="replace"))
+        """Send an error message as plain text, also to a client that does not speak HTTP."""
+        text = message or HTTPStatus(code).phrase
+        self._send(code, "text/plain; charset=utf-8", f"{text}\n".encode(errors="replace"))
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing of every request."""
+        """Print nothing."""
 
 
-def answers(session: LabSession, name: str, asked: Question) -> Any:
-    """What the session says to a question of the page."""
-    if name == "run":
-        return session.run(asked.whole("from", 0), asked.whole("version", 0))
-    if name == "rule":
-        return session.rule(asked.text("text"), asked.path("path"), asked.text("value", ""))
-    if name == "simulate":
-        text, path, start = asked.text("text"), asked.path("path"), asked.whole("from", 0)
-        return session.simulate(text, path, start, asked.whole("version"), asked.wholes("bad"))
-    if "column" in asked:
-        session.column(asked.text("column"))
+def answer_run(session: LabSession, question: Question) -> Answer:
+    """Return everything that the page shows of the run."""
+    return session.run(question.whole("from", 0), question.whole("version", 0))
+
+
+def answer_rule(session: LabSession, question: Question) -> Answer:
+    """Return everything that the page shows of a rule."""
+    text = question.text("text")
+    return session.rule(text, question.path("path"), question.text("value", ""))
+
+
+def answer_simulate(session: LabSession, question: Question) -> Answer:
+    """Return the effect of a rule on the run, part by part."""
+    text = question.text("text")
+    path = question.path("path")
+    start = question.whole("from", 0)
+    return session.simulate(text, path, start, question.whole("version"), question.wholes("bad"))
+
+
+def answer_choose(session: LabSession, question: Question) -> Answer:
+    """Show other norms of the same run or another run, and return an empty answer."""
+    if "column" in question:
+        session.column(question.text("column"))
     else:
-        session.choose(asked.text("run"))
+        session.choose(question.text("run"))
     return {}
 
 
-def sentence(error: Exception) -> str:
-    """An error as the page shows it."""
+ANSWERS: dict[str, Callable[[LabSession, Question], Answer]] = {
+    "run": answer_run,
+    "rule": answer_rule,
+    "simulate": answer_simulate,
+    "choose": answer_choose,
+}
+"""The function that answers the questions at each path."""
+
+
+def message_of(error: Exception) -> str:
+    """Return the message of an error as the page shows it."""
     text = str(error) or type(error).__name__
     text = text.removeprefix("Trace: ").removeprefix("lab: ").removeprefix("simulate: ")
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return text if len(text) <= ERROR_LENGTH else f"{text[:ERROR_LENGTH]}…"
 
 
 def page(nonce: str) -> str:
-    """The page: one file, whose scripts and styles are in it."""
+    """Return the page as one HTML document that includes its scripts and styles."""
     folder = resources.files(__package__ or "")
     files = {"look": "picture.css", "picture": "picture.js", "script": "page.js"}
     parts = {name: (folder / file).read_text("utf-8") for name, file in files.items()}

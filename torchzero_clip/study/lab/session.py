@@ -1,4 +1,4 @@
-"""A session of the lab: the run that is looked at, and the answers to what its page asks."""
+"""A session of the lab: the run that the page shows, and the answers to its requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from torchzero_clip.core import NormRule
 from torchzero_clip.study.lab import rules
 from torchzero_clip.study.lab.simulations import (
-    LONG,
+    LONG_WALK,
     Preview,
     Steps,
     Verdict,
@@ -31,34 +31,41 @@ from torchzero_clip.study.simulate_command import rule as read_rule
 from torchzero_clip.study.simulating import check, units
 from torchzero_clip.study.trace import Trace
 
-RUNS = Path(__file__).with_name("runs")  # in an installation
-CLONE = Path(__file__).parents[3] / "benchmarks" / "results"
-FIRST = "language_trouble"  # of the recorded runs, where nothing else was asked for
-KEPT = 8  # walks
+RUNS = Path(__file__).with_name("runs")
+"""The folder of the recorded runs in an installed package."""
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+"""The folder of the recorded runs in a clone of the repository."""
+FIRST_RUN = "language_trouble"
+"""The recorded run that the page shows if the user names no file."""
+WALKS_KEPT = 8
+"""The most simulations that stay in memory."""
 
 
 class LabSession:
-    """What one page asks of one run.
+    """The run that a page shows, and its simulations.
 
     Args:
-        path: The file of a run, or None for one of those recorded.
-        norms: The column of its norms.
-        follow: Look again whether the file has grown.
+        path: The file of the run. None shows one of the recorded runs.
+        norms: The column of the norms. None chooses the likeliest column.
+        follow: Whether the file is growing, so that the session reads it again.
     """
 
     def __init__(
         self, path: Path | None = None, norms: str | None = None, follow: bool = False
     ) -> None:
-        self._path, self._norms, self._follow = path, norms, follow
+        self._path = path
+        self._norms = norms
+        self._follow = follow
         self._lock = RLock()
-        self.version = 0
+        self.version = 0  # increases when the page shows another run
         self.trace: Trace | None = None
-        self._title, self._notes = "", list[str]()
+        self._title = ""
+        self._notes: list[str] = []
         self._log: Log | None = None
-        self._stamp: object = None
+        self._stamp: object = None  # the size and the time of the file when it was read
         self._walks: dict[tuple[str, ...], Walk] = {}
         if path is None:
-            self.choose(FIRST)
+            self.choose(FIRST_RUN)
         elif not follow:
             self._open(path.read_bytes(), path.name, norms)
         self.refresh()
@@ -66,39 +73,42 @@ class LabSession:
     # ------------------------------------------------------------------ the run
 
     def take(self, contents: bytes, name: str) -> None:
-        """Take up the run in a file with these contents; the one before is no longer followed."""
+        """Show the run in a file with these contents, and stop following another file."""
         self._open(contents, name, None)
         self._follow = False
 
     def _open(self, contents: bytes, name: str, norms: str | None, growing: bool = False) -> None:
-        with warnings.catch_warnings(record=True) as notes:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             log = parse(contents, name, growing)
             trace = Trace.from_log(log, norms)
         with self._lock:
-            told = [str(note.message).removeprefix("Trace: ") for note in notes]
-            self._log, self._title, self._notes = log, name, told
+            self._log = log
+            self._title = name
+            self._notes = [str(warning.message).removeprefix("Trace: ") for warning in caught]
             self._norms = log.choose(norms)
             self._begin(trace)
 
     def _begin(self, trace: Trace) -> None:
-        old, self.trace = self.trace, trace
-        before = 0 if old is None else len(old)
-        begun = trace.part(0, before) if 0 < before <= len(trace) else None
-        grown = old is not None and begun is not None and alike(old, begun)
-        if not grown:
+        """Show a trace. If it begins with the trace so far, keep the simulations."""
+        old = self.trace
+        self.trace = trace
+        has_grown = False
+        if old is not None and len(old) <= len(trace):
+            has_grown = are_equal(old, trace.part(0, len(old)))
+        if not has_grown:
             self.version += 1
             self._walks = {}
 
     def choose(self, run: str) -> None:
-        """Take up a recorded run."""
+        """Show a recorded run."""
         files = recorded()
         if run not in files:
             raise ValueError(f"lab: there is no recorded run {run!r}; there are {[*files]}")
         self.take(files[run].read_bytes(), run)
 
     def column(self, norms: str) -> None:
-        """Look at other norms of the file."""
+        """Show other norms of the same file."""
         if self._log is None:
             raise ValueError("lab: there is no file yet")
         with self._lock:
@@ -107,47 +117,57 @@ class LabSession:
             self._begin(trace)
 
     def refresh(self) -> tuple[int, int]:
-        """Look again where a run is followed; the version of the run, and its steps."""
+        """Read a growing file again, and return the version of the run and its number of steps."""
         path = self._path
         if self._follow and path is not None:
             try:
                 status = path.stat()
-                stamp = status.st_size, status.st_mtime_ns
+                stamp = (status.st_size, status.st_mtime_ns)
                 if stamp != self._stamp:
                     self._open(path.read_bytes(), path.name, self._norms, growing=True)
-                    self._notes, self._stamp = [], stamp
-            except (OSError, ValueError) as error:  # it is not there yet, or has no steps yet
+                    self._notes = []
+                    self._stamp = stamp
+            except (OSError, ValueError) as error:  # there is no file yet, or it has no steps yet
                 if self.trace is None:
-                    self._title, self._notes = path.name, [f"waiting: {error}"]
+                    self._title = path.name
+                    self._notes = [f"waiting: {error}"]
         return self.version, 0 if self.trace is None else len(self.trace)
 
     # ------------------------------------------------------------------ answers
 
     def run(self, start: int, version: int) -> dict[str, Any]:
-        """All that the page shows of the run, with the norms from a step on."""
+        """Return everything that the page shows of the run.
+
+        Args:
+            start: The first step whose norms the page needs.
+            version: The version of the run that the page shows.
+        """
         with self._lock:
-            trace, log = self.trace, self._log
-            told: dict[str, Any] = {"title": self._title, "notes": self._notes}
-            told["version"] = self.version
-            told["runs"] = [*recorded()]
-            told["follows"] = self._follow
+            trace = self.trace
+            log = self._log
+            answer: dict[str, Any] = {
+                "title": self._title,
+                "notes": self._notes,
+                "version": self.version,
+                "runs": [*recorded()],
+                "follows": self._follow,
+            }
             if trace is None or log is None:
-                return {**told, "steps": 0}
+                return {**answer, "steps": 0}
         start = start if version == self.version else 0
-        nothing = ~trace.known.any(1)
-        total = trace.total.masked_fill(nothing, math.nan)
-        good = rules.ordered(trace)
-        spikes = [] if trace.spikes is None else trace.spikes.nonzero().flatten().tolist()
-        facts: dict[str, Any] = {"broken": len(total) - len(good) - int(nothing.sum())}
-        if len(good):
-            places = {"median": 0.5, "high": 0.99, "largest": 1.0}
-            facts |= {name: good[int(q * (len(good) - 1))].item() for name, q in places.items()}
+        has_no_gradient = ~trace.known.any(1)
+        total = trace.total.masked_fill(has_no_gradient, math.nan)
+        finite = rules.ordered(trace)
+        answer["broken"] = len(total) - len(finite) - int(has_no_gradient.sum())
+        if len(finite):
+            for name, share in (("median", 0.5), ("high", 0.99), ("largest", 1.0)):
+                answer[name] = finite[int(share * (len(finite) - 1))].item()
         if {"rounding/lost", "rounding/moving"} <= trace.logged.keys():
-            facts["lost"] = lost(trace.logged["rounding/lost"], trace.logged["rounding/moving"])
-        catalogue = [] if start else [repr(rule) for rule in rules.catalogue(trace)]
+            share_lost = trace.logged["rounding/lost"]
+            answer["lost"] = lost(share_lost, trace.logged["rounding/moving"])
+        spikes = trace.spikes
         return {
-            **told,
-            **facts,
+            **answer,
             "steps": len(trace),
             "from": start,
             "norms": packed(total[start:]),
@@ -156,14 +176,21 @@ class LabSession:
             "units": len(trace.names),
             "column": self._norms,
             "columns": list(dict.fromkeys([*log.norms, self._norms])),
-            "spikes": spikes,
+            "spikes": [] if spikes is None else spikes.nonzero().flatten().tolist(),
             "marks": marks(log, start),
-            "catalogue": catalogue,
+            "catalogue": [] if start else [repr(rule) for rule in rules.catalogue(trace)],
         }
 
     def rule(self, text: str, path: Sequence[str | int], value: str) -> dict[str, Any]:
-        """A rule as the page shows it, perhaps with another number in one place."""
-        rule, trace = self._rule(text), self._trace()
+        """Return what the page shows of a rule.
+
+        Args:
+            text: The rule.
+            path: The number of the rule to replace. An empty path leaves the rule as it is.
+            value: The other number.
+        """
+        rule = self._rule(text)
+        trace = self._trace()
         if path:
             live = dict(rules.numbers(rule))
             if tuple(path) not in live:
@@ -175,10 +202,11 @@ class LabSession:
                 "This run has one norm. In a training this rule acts on the norm of each "
                 f"{rule.scope or 'tensor'}: for what you see here, write dim='global'."
             )
-        public = sorted({"attach", *(type(one).__name__ for one in rule.walk())}, key=str.lower)
+        used = {"attach", *(type(part).__name__ for part in rule.walk())}
+        imported = ", ".join(sorted(used, key=str.lower))
         return {
             "text": repr(rule),
-            "chain": f"from torchzero_clip import {', '.join(public)}\nattach(optimizer, {rule!r})",
+            "chain": f"from torchzero_clip import {imported}\nattach(optimizer, {rule!r})",
             "note": note,
             "sliders": [
                 {
@@ -194,10 +222,21 @@ class LabSession:
     def simulate(
         self, text: str, path: Sequence[str | int], start: int, version: int, bad: Sequence[int]
     ) -> Iterator[dict[str, Any]]:
-        """What a rule would have done, part by part; a preview first where all of it takes long."""
-        trace, rule = self._trace(), self._rule(text)
-        walk, verdict = self._walk(rule, tuple(path)), Verdict(bad)
-        if not start and walk.ahead(trace) > LONG:
+        """Yield what a rule would have done, part by part. A long simulation begins with a preview.
+
+        Args:
+            text: The rule.
+            path: The number that the slider in use moves, or an empty path.
+            start: The first step that the page needs.
+            version: The version of the run that the page shows. The simulation ends if there is a
+                new version.
+            bad: The rows that are known to be bad.
+        """
+        trace = self._trace()
+        rule = self._rule(text)
+        walk = self._walk(rule, tuple(path))
+        verdict = Verdict(bad)
+        if not start and walk.ahead(trace) > LONG_WALK:
             yield previewed(preview(trace, rule), walk.ahead(trace))
         for begin, steps in walk.steps(trace, repr(rule), 0):
             if version != self.version:
@@ -207,7 +246,7 @@ class LabSession:
             if end > start:
                 skip = max(start - begin, 0)
                 yield {"from": begin + skip, **numbers(steps, skip)}
-                yield {"summary": verdict.told(), "steps": end, "seconds": walk.seconds(trace)}
+                yield {"summary": verdict.summary(), "steps": end, "seconds": walk.seconds(trace)}
         yield {"end": True}
 
     def _trace(self) -> Trace:
@@ -216,6 +255,7 @@ class LabSession:
         return self.trace
 
     def _rule(self, text: str) -> NormRule:
+        """Return the rule that a text describes, or raise an error if the run cannot have it."""
         rule = read_rule(text)
         check([rule])
         rules.check_counts(rule)
@@ -223,83 +263,118 @@ class LabSession:
         return rule
 
     def _walk(self, rule: NormRule, path: tuple[str | int, ...]) -> Walk:
-        """A walk that has this rule: where a slider moves it, with all its positions."""
+        """Return a simulation that includes this rule, and all positions of the slider in use."""
         with self._lock:
             for texts, walk in self._walks.items():
                 if repr(rule) in texts:
                     return walk
-            trace, others = self._trace(), []
+            trace = self._trace()
+            others: list[NormRule] = []
             for slider in rules.sliders(rule, trace):
-                if slider.path == path:  # the nearest first, if there is no room for all
-                    own = slider.positions.index(slider.value)
-                    order = sorted(enumerate(slider.positions), key=lambda x: abs(x[0] - own))
-                    others = [rules.moved(rule, path, value) for _, value in order]
+                if slider.path == path:  # the nearest first, because there may not be room for all
+                    current = slider.positions.index(slider.value)
+                    nearest = sorted(
+                        enumerate(slider.positions), key=lambda place: abs(place[0] - current)
+                    )
+                    others = [rules.moved(rule, path, value) for _, value in nearest]
             walk = Walk(together(rule, others, len(units(trace, rule)), len(trace)))
             self._walks[tuple(walk.texts)] = walk
-            if len(self._walks) > KEPT:
+            if len(self._walks) > WALKS_KEPT:
                 del self._walks[next(iter(self._walks))]
             return walk
 
 
 def marks(log: Log, start: int) -> list[tuple[int, str, float]]:
-    """The rows from one on that a guard skipped or that lie behind a way back, and how far."""
+    """Return the rows in which a guard skipped a step, or that come after a rollback.
+
+    Args:
+        log: The log of the run.
+        start: The first row.
+
+    Returns:
+        The row, the name of the column, and its value. The value of a rollback is the number of
+        steps that were undone, or of batches that were left out.
+    """
     columns, _ = log.columns(log.choose(None))
-    found = list[tuple[int, str, float]]()
-    for name, x in columns.items():
-        what = name.rpartition("/")[2]
-        fresh = x.nan_to_num(0).cummax(0).values.diff(prepend=x.new_zeros(1))
-        x = fresh if what == "skipped" else x
-        if what == "skipped" or name.startswith("recover/"):
-            found += [(int(i), what, x[i].item()) for i in (x > 0).nonzero() if i >= start]
-    return found
+    marked: list[tuple[int, str, float]] = []
+    for name, values in columns.items():
+        kind = name.rpartition("/")[2]
+        if kind == "skipped":  # the column counts skipped steps
+            count = values.nan_to_num(0).cummax(0).values
+            values = count.diff(prepend=count.new_zeros(1))
+        if kind == "skipped" or name.startswith("recover/"):
+            rows = [int(i) for i in (values > 0).nonzero()]
+            marked += [(i, kind, values[i].item()) for i in rows if i >= start]
+    return marked
 
 
 def recorded() -> dict[str, Path]:
-    """The recorded runs by their names."""
-    folders = [RUNS] if RUNS.is_dir() else [CLONE / "traces", CLONE / "troubles"]
+    """Return the files of the recorded runs, by name."""
+    folders = [RUNS] if RUNS.is_dir() else [RESULTS / "traces", RESULTS / "troubles"]
     files = [path for folder in folders for path in sorted(folder.glob("*.csv.gz"))]
     return {path.name.partition(".")[0]: path for path in files}
 
 
 def lost(share: Tensor, moving: Tensor) -> float:
-    """Of all updates of a run the share that rounding lost."""
-    moves = moving.nan_to_num()
-    return ((share.nan_to_num() * moves).sum() / moves.sum().clamp(min=1.0)).item()
+    """Return the share of all updates of a run that rounding lost.
+
+    Args:
+        share: The share of lost updates in each step.
+        moving: The number of updates in each step.
+    """
+    moving = moving.nan_to_num()
+    return ((share.nan_to_num() * moving).sum() / moving.sum().clamp(min=1.0)).item()
 
 
-def alike(some: Trace, other: Trace) -> bool:
-    """Whether two traces are of the same norms."""
-    same = some.names == other.names and torch.equal(some.known, other.known)
-    return same and torch.equal(some.norms.nan_to_num(-1.0), other.norms.nan_to_num(-1.0))
+def are_equal(a: Trace, b: Trace) -> bool:
+    """Return whether two traces have the same norms."""
+    if a.names != b.names or not torch.equal(a.known, b.known):
+        return False
+    return torch.equal(a.norms.nan_to_num(-1.0), b.norms.nan_to_num(-1.0))
 
 
 def numbers(steps: Steps, skip: int = 0) -> dict[str, str]:
-    """What a rule would have done, for a page."""
+    """Return what a rule would have done in the form that the page reads.
+
+    Args:
+        steps: The steps.
+        skip: The number of steps to leave out.
+    """
     return {name: packed(x[skip:]) for name, x in steps._asdict().items()}
 
 
-def previewed(some: Preview, ahead: int) -> dict[str, Any]:
-    """A preview for a page: the share of its rows that are clipped, and when all will be there."""
-    share = (some.steps.clipped > 0).double().mean().item()
-    told = {"every": some.every, "rows": packed(some.rows), **numbers(some.steps)}
-    return {**told, "share": share, "seconds": ahead * some.seconds}
+def previewed(sample: Preview, ahead: int) -> dict[str, Any]:
+    """Return a preview in the form that the page reads.
+
+    Args:
+        sample: The preview.
+        ahead: The number of steps that will be simulated.
+    """
+    share = (sample.steps.clipped > 0).double().mean().item()
+    return {
+        "every": sample.every,
+        "rows": packed(sample.rows),
+        **numbers(sample.steps),
+        "share": share,
+        "seconds": ahead * sample.seconds,
+    }
 
 
 def packed(x: Tensor) -> str:
-    """Numbers in float64, least byte first, as text."""
-    made = array.array("d", x.tolist())
+    """Return numbers as base64 of little-endian float64."""
+    values = array.array("d", x.tolist())
     if sys.byteorder == "big":
-        made.byteswap()
-    return base64.b64encode(made.tobytes()).decode()
+        values.byteswap()
+    return base64.b64encode(values.tobytes()).decode()
 
 
 def spelt(x: float | None) -> str:
-    """A number for a page; "none" for None."""
+    """Return a number as the page shows it. None is "none"."""
     return "none" if x is None else repr(x).removesuffix(".0")
 
 
 def number(text: str) -> float | None:
-    """The number that a page gave."""
+    """Return the number that the page has sent. Nothing and "none" are None."""
     try:
         return None if text.strip().lower() in ("", "none") else float(text)
     except ValueError:

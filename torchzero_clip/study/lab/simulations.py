@@ -1,4 +1,4 @@
-"""Walks: simulations that go as far as somebody asks, and are kept."""
+"""Simulations that go as far as the page asks, and that continue when it asks for more."""
 
 from __future__ import annotations
 
@@ -15,113 +15,149 @@ from torchzero_clip.core import NormRule
 from torchzero_clip.study.simulating import Rerun, Simulation, kinds
 from torchzero_clip.study.trace import Trace, norm_of_all
 
-PART, QUICK = 1000, 2**15  # steps that are answered together; of a rule without memory
-LONG, THIN = 20_000, 1000  # steps that nobody waits for, and of how many there is a preview
-WIDEST = 4096  # units of all rules that walk together
-MOST = 2**20  # steps of all of them, which are kept
-ROOM = 2**26  # numbers that all of them remember
+PART_STEPS = 1000
+"""The number of steps that are simulated and sent together."""
+STATELESS_PART_STEPS = 2**15
+"""The same number for a rule without state, whose steps are simulated as one vector."""
+LONG_WALK = 20_000
+"""The number of steps above which the page gets a preview first."""
+PREVIEW_ROWS = 1000
+"""The number of rows of a preview."""
+UNITS_TOGETHER = 4096
+"""The most units of all rules that are simulated together."""
+STEPS_KEPT = 2**20
+"""The most steps of all rules that are simulated together, because their results are kept."""
+NUMBERS_REMEMBERED = 2**26
+"""The most numbers in the state of all rules that are simulated together."""
 
 
 class Steps(NamedTuple):
-    """What a rule would have done, a number a step."""
+    """The effect of a rule, with one number for each step.
+
+    Attributes:
+        limit: The limit of the global norm, or NaN if no unit had a gradient.
+        left: The global norm after the rule.
+        clipped: The number of units that were clipped.
+    """
 
     limit: Tensor
-    """The norm that everything together might have; NaN where there was no gradient."""
     left: Tensor
-    """The norm that was left of everything."""
     clipped: Tensor
-    """How many units were clipped."""
 
 
 class Walk:
-    """Rules of one kind on their way through a run, which may grow.
+    """A simulation of rules of one kind, which continues where it stopped. The run may grow.
 
-    Where rules differ in a number that a slider moves they walk at once, which costs little more
-    than one of them: the next position of the slider is there before it is asked for.
+    Rules that differ only in a number that a slider moves are simulated together. That takes hardly
+    longer than a single rule. So the next position of the slider is known before the page asks.
+
+    Args:
+        rules: The rules, which are a group of `kinds`.
     """
 
     def __init__(self, rules: Sequence[NormRule]) -> None:
         self.texts = [repr(rule) for rule in rules]
-        self._rerun, self._lock = Rerun(rules), Lock()
-        self._parts: list[list[Steps]] = []
-        self._ends = [0]
-        self._remembers = bool(rules[0].init_unit())
-        self._seconds = 0.0  # that it has walked
+        self._rerun = Rerun(rules)
+        self._lock = Lock()
+        self._parts: list[list[Steps]] = []  # for each part, the steps of each rule
+        self._ends = [0]  # the first step, and the end of each part
+        self._has_state = bool(rules[0].init_unit())
+        self._seconds = 0.0  # the time of all parts
 
     def ahead(self, trace: Trace) -> int:
-        """How many steps it has still to walk, one after the other."""
-        return max(0, len(trace) - self._ends[-1]) if self._remembers else 0
+        """Return how many steps must still be simulated one after the other."""
+        return max(0, len(trace) - self._ends[-1]) if self._has_state else 0
 
     def seconds(self, trace: Trace) -> float:
-        """How long that will take, if it goes on as it went."""
+        """Return how long the rest will take, at the speed so far."""
         return self._seconds * self.ahead(trace) / max(1, self._ends[-1])
 
+    def seconds_per_step(self) -> float:
+        """Return how long a step has taken so far."""
+        return self._seconds / self._ends[-1]
+
     def steps(self, trace: Trace, text: str, start: int) -> Iterator[tuple[int, Steps]]:
-        """The steps of a rule from this one on, part by part, each with where it begins."""
-        place, i = self.texts.index(text), 0
+        """Yield the steps of a rule part by part, each with the number of its first step.
+
+        Args:
+            trace: The run.
+            text: The `repr` of the rule.
+            start: The first step.
+        """
+        place = self.texts.index(text)
+        i = 0
         while True:
-            with self._lock:  # another drag may have gone on already
+            with self._lock:  # another request may have continued already
                 while i >= len(self._parts):
                     if self._ends[-1] >= len(trace):
                         return
-                    self._go(trace)
-            begin, end = self._ends[i], self._ends[i + 1]
-            if end > start:
+                    self._simulate_part(trace)
+            begin = self._ends[i]
+            if self._ends[i + 1] > start:
                 skip = max(start - begin, 0)
                 yield begin + skip, Steps(*[x[skip:] for x in self._parts[i][place]])
             i += 1
 
-    def _go(self, trace: Trace) -> None:
-        since, begin = time.perf_counter(), self._ends[-1]
-        end = min(begin + (PART if self._remembers else QUICK), len(trace))
+    def _simulate_part(self, trace: Trace) -> None:
+        """Simulate the next part of the run."""
+        since = time.perf_counter()
+        begin = self._ends[-1]
+        size = PART_STEPS if self._has_state else STATELESS_PART_STEPS
+        end = min(begin + size, len(trace))
         part = trace.part(begin, end)
-        made = self._rerun.take(part)
-        self._parts.append([summed(part, one) for one in made])
+        self._parts.append([summed(part, metrics) for metrics in self._rerun.take(part)])
         self._ends.append(end)
         self._seconds += time.perf_counter() - since
 
 
 class Preview(NamedTuple):
-    """What a rule makes of one row in so many, as if these were all."""
+    """A simulation of a sample of the rows of a run.
+
+    Attributes:
+        every: The sample has one row of this many rows.
+        rows: The rows in the sample.
+        steps: The effect of the rule if the sample were the whole run.
+        seconds: How long a step has taken.
+    """
 
     every: int
     rows: Tensor
     steps: Steps
     seconds: float
-    """How long a step took."""
 
 
 def preview(trace: Trace, rule: NormRule) -> Preview:
-    """What a rule makes of rows from all of a run: of so many that follow each other one by chance.
+    """Simulate a rule on a random sample of the rows of a run.
 
-    What comes back at every thousandth step is then seen neither always nor never.
+    The sample has a random row of every few rows that follow each other. With a fixed distance,
+    an event in every thousandth step would be in all rows of the sample, or in none.
     """
-    every = -(-len(trace) // THIN)
+    every = -(-len(trace) // PREVIEW_ROWS)
     first = torch.arange(0, len(trace), every)
-    chance = torch.randint(every, first.shape, generator=torch.Generator().manual_seed(0))
-    rows = (first + chance).clamp(max=len(trace) - 1)
-    thin = Trace(trace.norms[rows], trace.names, trace.known[rows], steps=trace.steps[rows])
+    offset = torch.randint(every, first.shape, generator=torch.Generator().manual_seed(0))
+    rows = (first + offset).clamp(max=len(trace) - 1)
+    sample = Trace(trace.norms[rows], trace.names, trace.known[rows], steps=trace.steps[rows])
     walk = Walk([rule])
-    parts = [steps for _, steps in walk.steps(thin, repr(rule), 0)]
-    return Preview(every, rows, joined(parts), walk._seconds / len(rows))
+    parts = [steps for _, steps in walk.steps(sample, repr(rule), 0)]
+    return Preview(every, rows, joined(parts), walk.seconds_per_step())
 
 
 def joined(parts: Sequence[Steps]) -> Steps:
-    """Parts that follow each other as one."""
+    """Join parts that follow each other."""
     return Steps(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def summed(part: Trace, made: dict[str, Tensor]) -> Steps:
-    """All units of a rule as one."""
-    done = Simulation(part, {"": made}, {})
-    limits = made["limit"].nan_to_num(0.0, posinf=math.inf)
-    limit = norm_of_all(limits)
-    nothing = made["norm"].isnan().all(1)
-    return Steps(limit.masked_fill(nothing, math.nan), done.left[:, 0], made["clipped"].sum(1))
+def summed(part: Trace, metrics: dict[str, Tensor]) -> Steps:
+    """Return the steps of a rule over all units together, from its metrics for each unit."""
+    simulation = Simulation(part, {"": metrics}, {})
+    limits = metrics["limit"].nan_to_num(0.0, posinf=math.inf)
+    has_no_gradient = metrics["norm"].isnan().all(1)
+    limit = norm_of_all(limits).masked_fill(has_no_gradient, math.nan)
+    return Steps(limit, simulation.left[:, 0], metrics["clipped"].sum(1))
 
 
 class Verdict:
-    """The shares of steps clipped, of false alarms and of missed bad steps, and what was left.
+    """How well a rule separates bad steps from good ones, over the steps that were added so far.
 
     Args:
         bad: The rows that are known to be bad.
@@ -129,51 +165,78 @@ class Verdict:
 
     def __init__(self, bad: Sequence[int]) -> None:
         self._bad = torch.tensor(sorted(set(bad)), dtype=torch.int64)
-        self._steps, self._clipped = [0, 0], [0, 0]  # good ones, and bad ones
-        self._largest = 0.0
+        self._good_steps = 0
+        self._bad_steps = 0
+        self._good_clipped = 0
+        self._bad_clipped = 0
+        self._largest = 0.0  # the largest norm after the rule
 
     def add(self, rows: Tensor, steps: Steps) -> None:
-        """Judge more rows."""
-        bad, clipped = torch.isin(rows, self._bad), steps.clipped > 0
-        for kind, those in enumerate((~bad, bad)):
-            self._steps[kind] += int(those.sum())
-            self._clipped[kind] += int((those & clipped).sum())
+        """Add more steps.
+
+        Args:
+            rows: The row of each step.
+            steps: The effect of the rule in these steps.
+        """
+        is_bad = torch.isin(rows, self._bad)
+        is_clipped = steps.clipped > 0
+        self._good_steps += int((~is_bad).sum())
+        self._bad_steps += int(is_bad.sum())
+        self._good_clipped += int((~is_bad & is_clipped).sum())
+        self._bad_clipped += int((is_bad & is_clipped).sum())
         self._largest = max(self._largest, steps.left.max().item())
 
-    def told(self) -> dict[str, float | str | None]:
-        """The numbers for a page; None where there was no step of a kind."""
-        (good, bad), (false, caught) = self._steps, self._clipped
+    def summary(self) -> dict[str, float | str | None]:
+        """Return the numbers that the page shows in its table.
+
+        These are the shares of clipped steps, of false alarms and of missed bad steps, and the
+        largest norm after the rule. A share is None if there are no steps of its kind.
+        """
+        clipped = self._good_clipped + self._bad_clipped
+        false_alarms = None
+        if self._good_steps:
+            false_alarms = self._good_clipped / self._good_steps
+        missed = None
+        if self._bad_steps:
+            missed = 1 - self._bad_clipped / self._bad_steps
         return {
-            "clipped": (false + caught) / (good + bad),
+            "clipped": clipped / (self._good_steps + self._bad_steps),
             "largest": self._largest if math.isfinite(self._largest) else "infinite",
-            "false": false / good if good else None,
-            "missed": 1 - caught / bad if bad else None,
+            "false": false_alarms,
+            "missed": missed,
         }
 
 
 def judged(bad: Sequence[int], steps: Steps) -> dict[str, float | str | None]:
-    """The verdict on a run from its first step on."""
+    """Return the summary of the `Verdict` about the steps of a whole run."""
     verdict = Verdict(bad)
     verdict.add(torch.arange(len(steps.left)), steps)
-    return verdict.told()
+    return verdict.summary()
 
 
 def together(rule: NormRule, others: Sequence[NormRule], units: int, steps: int) -> list[NormRule]:
-    """The rule, and those of the others that can walk with it."""
-    if not remembered(rule):
+    """Return the rule, followed by the other rules that can be simulated together with it.
+
+    Args:
+        rule: The rule.
+        others: Other rules, the most useful first.
+        units: The number of units of the rule.
+        steps: The number of steps of the run.
+    """
+    if not state_size(rule):
         return [rule]
-    size = units * remembered(rule)
-    if size > ROOM:
+    size = units * state_size(rule)
+    if size > NUMBERS_REMEMBERED:
         raise ValueError(
             f"lab: {rule!r} remembers {size:,} numbers of this run, and here is room for "
-            f"{ROOM:,}: let it look back less far"
+            f"{NUMBERS_REMEMBERED:,}: let it look back less far"
         )
-    unlike = {repr(other): other for other in others if repr(other) != repr(rule)}
-    (alike, *_) = kinds([rule, *unlike.values()])
-    most = max(1, min(WIDEST // units, MOST // steps, ROOM // size))
-    return alike[:most]
+    different = {repr(other): other for other in others if repr(other) != repr(rule)}
+    (alike, *_) = kinds([rule, *different.values()])
+    count = max(1, min(UNITS_TOGETHER // units, STEPS_KEPT // steps, NUMBERS_REMEMBERED // size))
+    return alike[:count]
 
 
-def remembered(rule: NormRule) -> int:
-    """How many numbers a rule remembers of each unit."""
+def state_size(rule: NormRule) -> int:
+    """Return how many numbers a rule keeps for each unit."""
     return sum(torch.as_tensor(value).numel() for value in rule.init_unit().values())
