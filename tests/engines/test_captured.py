@@ -55,7 +55,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
         found: list[tuple[Any, ...]] = []
         with pytest.MonkeyPatch.context() as patch:
-            for page in ("printers.triton", "again.device_step"):
+            for page in ("printers.triton", "replay.device_step"):
                 name = f"torchzero_clip.engines.compiled.{page}.launch"
                 patch.setattr(name, lambda *args, **constants: found.append((args, constants)))
             step()

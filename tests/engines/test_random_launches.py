@@ -45,7 +45,7 @@ from torchzero_clip.engines.compiled.printers import launches
 pytestmark = [
     pytest.mark.triton,
     pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of infinities and NaN
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy warns of infinities and NaN
 ]
 FIRST = int(os.environ.get("RANDOM_LAUNCHES", "1000"))
 STEPS = 5  # of which the last ones are replays, where a chain is replayed
