@@ -12,6 +12,7 @@ import pytest
 
 from tests.helpers import ROOT
 from tests.processes.launch import python
+from torchzero_clip.engines.compiled.printers import build
 
 SCRIPT = """
 import os, sys, warnings
@@ -196,3 +197,9 @@ def test_a_model_that_becomes_double_half_way_is_a_sentence(full: Path) -> None:
     last = run.stderr.strip().splitlines()[-1]
     assert "is torch.float64 now" in last, run.stderr[-3000:]
     assert "torch.float32" in last
+
+
+def test_every_header_of_a_kernel_exists() -> None:
+    """Without one of them no kernel can be built, and steps run operator by operator."""
+    assert len(build.HEADERS) == 5
+    assert all([header.is_file() for header in build.HEADERS])

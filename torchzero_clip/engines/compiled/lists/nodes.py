@@ -34,6 +34,7 @@ class Nodes:
         self.clear()
 
     def clear(self) -> None:
+        """Forget everything recorded."""
         self.nodes: list[Node] = []
         self.dtypes: list[torch.dtype] = []
         self.numbers: list[float | Tensor] = []

@@ -216,9 +216,9 @@ class Taped(Lazy):
 class BucketTape(Memory):
     """The recorded operators of one bucket's lists, and the buffers of their values.
 
-    The tapes of one `family` are siblings: they share memory, so a write on one of them runs the
-    pending operations of the others. No tape holds a reference to another. So gradients are freed
-    with the step.
+    The tapes of one `family` are siblings: they share memory. So before a tape records its first
+    node, the pending operations of its siblings run. No tape holds a reference to another tape, so
+    gradients are freed with the step.
 
     Attributes:
         current: By buffer, the value that the buffer has after everything recorded.

@@ -1,9 +1,9 @@
 """Languages: the texts that differ between C++ and Triton, and what both print alike.
 
 A `Language` has the words of a target language: its names of dtypes, its casts, its loads and
-stores. `Language.expression` prints one operator of the table in operators.py.
-`Language.statements` prints a list program as statements for one element. cpp.py and triton.py have
-the two languages, and add the loops and arguments around these statements.
+stores. Its method `expression` prints an operator of the table in operators.py. Its method
+`statements` prints a list program as statements for one element. The modules cpp.py and triton.py
+have the two languages, and add the loops and arguments around these statements.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Language:
     Attributes:
         types: The types of values, by dtype.
         stored_types: The types of elements in memory, by dtype, for `inputs`.
-        inputs: For each kind of operand of a list program: the text that reads it, with its index,
-            its type in memory and the count of elements per load; and the dtypes that it may have.
-            The text of a buffer is a statement.
+        inputs: For each kind of operand of a list program, the text that reads it and the dtypes
+            that it may have. The arguments of the text are the index of the operand, its type in
+            memory, and the number of elements per load. The text of a buffer is a statement.
         casts: A cast, with the type and the value.
         lets: A statement that gives a value a name, with the type, the name and the value.
         lib: The namespace of the language's own functions.

@@ -1,8 +1,8 @@
 """Pointer tables: addresses, layouts and numbers that kernels read on a GPU.
 
 A kernel does not receive each tensor as an argument. It reads the addresses of all tensors from a
-table on the device. `TABLES` keeps the latest tables by their content, and sends a table only if
-its content is new.
+table on the device. The object `TABLES` keeps the latest tables by their content, and sends a table
+only if its content is new.
 
 Tables are sent through pinned memory. A piece of pinned memory is not written again before the copy
 from it is done. While a CUDA graph is captured, nothing is sent: kernels fill new tables with

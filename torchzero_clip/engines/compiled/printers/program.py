@@ -2,8 +2,8 @@
 
 `program_of` makes a `Program` of the nodes that a tape recorded, and numbers its operands in the
 order of use, so that equal tapes give equal programs. A `Launch` is a program with the buffers,
-numbers, vectors and scalars of one run. cpp.py and triton.py print programs for a compiler;
-`interpreted` runs them in PyTorch, node by node.
+numbers, vectors and scalars of one run. The modules cpp.py and triton.py print programs for a
+compiler. The function `interpreted` runs them in PyTorch, node by node.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import linecache
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -146,7 +146,7 @@ class Launch:
     numbers: Sequence[float]
     vectors: list[Tensor]
     scalars: list[Tensor]
-    rows: SliceRows | None = field(default=None, kw_only=True)
+    rows: SliceRows | None = None
 
     @property
     def width(self) -> int:

@@ -1,7 +1,7 @@
 """Functions that every Triton kernel includes, as kernel.h is for C++.
 
-This module can be imported only if Triton is installed. bfloat16 is loaded and stored as its bits,
-so that rounding is the same in the interpreter and on GPUs without bfloat16.
+This module can be imported only if Triton is installed. Numbers in bfloat16 are loaded and stored
+as their bits, so that rounding is the same in the interpreter and on GPUs without bfloat16.
 """
 
 import triton
@@ -41,13 +41,13 @@ def inverse(x):
 
 @triton.jit
 def larger(a, b):
-    """Return the larger of two numbers; NaN if one of them is NaN."""
+    """Return the larger of two numbers; NaN if a or b is NaN."""
     return tl.where(a == a, tl.where(a > b, a, b), a)
 
 
 @triton.jit
 def smaller(a, b):
-    """Return the smaller of two numbers; NaN if one of them is NaN."""
+    """Return the smaller of two numbers; NaN if a or b is NaN."""
     return tl.where(a == a, tl.where(a < b, a, b), a)
 
 
@@ -182,8 +182,8 @@ def narrowed(x):
 def rounded(x, key, start, place, HALF: tl.constexpr):
     """Round x up or down, by the random bits of core/formats/stochastic.py.
 
-    HALF is 0 or 1 for bfloat16, and 2 or 3 for float16. float16 is reached by a division by 2^112,
-    which turns denormal numbers of float16 into denormal numbers of float32.
+    HALF is 0 or 1 for bfloat16, and 2 or 3 for float16. For float16, x is divided by 2^112 first,
+    because then denormal numbers of float16 are denormal numbers of float32.
     """
     all = (start.to(tl.uint32, bitcast=True) + place) ^ key.to(tl.uint32, bitcast=True)
     all = all * 0x7FEB352D
@@ -204,7 +204,7 @@ def upper(x):
 
 @triton.jit
 def lower(x):
-    """Return the lower half of a float32 number, as an integer."""
+    """Return the lower half of a float32 number, an integer."""
     return tl.where(x == x, (bits_of(x) - bits_of(upper(x))).to(tl.int32, bitcast=True), 0)
 
 
@@ -263,8 +263,8 @@ def part_of(size, chunk, most):
 def torchzero_clip_joined(parts, layout, count, out, most, POWER: tl.constexpr):
     """Join the statistics of the chunks of each tensor, in a fixed order, so that runs agree.
 
-    POWER is 0 for the largest, 1 for the sum, and 2 for the square root of the sum. `most` is the
-    number of elements in a chunk, for tensors that are not long.
+    POWER is 0 for the largest, 1 for the sum, and 2 for the square root of the sum. The argument
+    `most` is the number of elements in a chunk, for tensors that are not long.
     """
     tensor = tl.program_id(0)
     size = tl.load(layout + tensor)

@@ -55,8 +55,8 @@ class VectorMemory:
         tensor: A tensor in this memory that exists before the step. Its first element is element
             `start` of the memory.
         changes: Whether each step has another tensor here.
-        rows: If several memories form one: each of them, with its first element. The first dim of a
-            region goes from one to the next.
+        rows: If this memory joins several others: each of the others, with its first element. The
+            first dim of a region goes from row to row.
         size: The number of elements, if the memory belongs to the vector program.
     """
 
