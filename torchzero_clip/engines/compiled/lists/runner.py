@@ -1,4 +1,4 @@
-"""Runner: run the launches of tapes, and keep what they need from step to step."""
+"""Runner: the base of an engine that runs the launches of tapes, and keeps their buffers."""
 
 from __future__ import annotations
 

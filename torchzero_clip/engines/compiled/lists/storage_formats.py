@@ -1,4 +1,4 @@
-"""Storage formats: record how a program rounds parameters and state of fewer bits."""
+"""Storage formats: the rounding of parameters and state of fewer bits, as nodes on a tape."""
 
 from __future__ import annotations
 

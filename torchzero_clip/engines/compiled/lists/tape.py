@@ -3,7 +3,7 @@
 A rule works with lists as usual. In the compiled engine its lists are `Taped`: each operator adds a
 node to the `BucketTape` of the bucket, and computes nothing. When values are needed, one program
 computes all recorded nodes in a single pass over memory. Values are needed for a norm, at the end
-of the step, and when a rule reads the tensors of a list. Rules need no change for it.
+of the step, and when a rule reads the tensors of a list. Rules do not depend on the engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Backends: choose what runs a program on a device, and report what is missing for it."""
+"""Backends: the choice of C++, Triton or PyTorch for a device, and messages about compilers."""
 
 from __future__ import annotations
 

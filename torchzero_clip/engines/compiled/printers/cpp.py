@@ -50,7 +50,7 @@ VECTORS = (torch.float32, torch.float64, torch.bool, torch.int32)
 
 
 def literal(x: Number, dtype: torch.dtype) -> str:
-    """Print a number in C++."""
+    """Return the text of a number in C++."""
     if not isinstance(x, float) or math.isfinite(x):
         return str(x).lower()  # C++ writes flags in lower case
     if math.isnan(x):
@@ -131,7 +131,7 @@ MEASURED = {
 
 
 def source(program: Program) -> str | None:
-    """Print a program in C++, or return None if only PyTorch has its dtypes or operators."""
+    """Return the C++ text of a program; None if only PyTorch has its dtypes or operators."""
     statements = CPP.statements(program)
     if statements is None:
         return None
@@ -159,7 +159,7 @@ class CppPrinter(Printer):
     language = replace(CPP, lib="__builtin_", reads={}, writes={})
 
     def text(self) -> str:
-        """Print a library whose kernel(p, d, begin, end) runs the segments from begin to end."""
+        """Return the text of a library: kernel(p, d, begin, end) runs segments begin to end."""
         self._powers = list[str]()
         body = list[str]()
         for i, loops in enumerate(self.loops):

@@ -122,24 +122,24 @@ class Language:
     lacks: Sequence[tuple[str, torch.dtype]] = ()
 
     def cast(self, text: str, dtype: torch.dtype) -> str:
-        """Print a value in another dtype."""
+        """Return the text of a value in another dtype."""
         return self.casts.format(self.types[dtype], text)
 
     def let(self, name: str, text: str, dtype: torch.dtype) -> str:
-        """Print a statement that gives a value a name."""
+        """Return a statement that gives a value a name."""
         return self.lets.format(self.types[dtype], name, text)
 
     def read(self, text: str, dtype: torch.dtype) -> str:
-        """Print the value of an element in memory."""
+        """Return the text of the value of an element in memory."""
         return self.reads.get(dtype, "{}").format(text)
 
     def written(self, text: str, dtype: torch.dtype) -> str:
-        """Print the element in memory for a value."""
+        """Return the text of the element in memory for a value."""
         known = self.writes.get(dtype)
         return self.cast(text, dtype) if known is None else known.format(text)
 
     def expression(self, name: str, terms: Sequence[Named | Number], dtype: torch.dtype) -> str:
-        """Print an operator that is computed in a dtype."""
+        """Return the text of an operator that is computed in a dtype."""
         row = OPERATORS[name]
         computed = torch.float64 if row.double and self.double else dtype
         operands = [OperandText(self, term, computed) for term in terms]
@@ -148,7 +148,7 @@ class Language:
     # ------------------------------------------------------------------ lists
 
     def statements(self, program: Program) -> Statements | None:
-        """Print a list program, or return None if only PyTorch has its dtypes or operators."""
+        """Return a list program as statements; None if only PyTorch has its dtypes or operators."""
         names: dict[NodeOperand, Named] = {
             ("half", i): Named(str(i), torch.int32) for i in range(4)
         }

@@ -1,4 +1,4 @@
-"""Launches: start every Triton kernel of this library, count the launches, and report them."""
+"""Launches: the function that starts and counts all Triton kernels of this library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops: decide which nodes of a vector program run in one loop.
+"""Loops: groups of nodes of a vector program that run in one loop.
 
 Nodes of the same shape share a loop, unless a node reads memory that another node of the loop
 writes at another element.

@@ -75,7 +75,7 @@ class Printer:
     Args:
         memories: The memories of the regions.
         segments: The segments, in the order of the step.
-        read: Memories that something other than these nodes reads.
+        read: The memories that are read outside of these segments.
 
     Attributes:
         backed: The memories that must exist; the others are local variables of a loop.
@@ -125,19 +125,19 @@ class Printer:
     # ------------------------------------------------------------------ texts of the language
 
     def integer(self, n: Any) -> str:
-        """Print an integer, which the kernel looks up."""
+        """Return the text of an integer, which the kernel looks up."""
         raise NotImplementedError
 
     def address(self, x: Region, *loops: LoopHeads) -> str:
-        """Print the address of an element of a region."""
+        """Return the text of the address of an element of a region."""
         raise NotImplementedError
 
     def load(self, x: Region, *loops: LoopHeads) -> str:
-        """Print the value of an element of a region."""
+        """Return the text of the value of an element of a region."""
         raise NotImplementedError
 
     def store(self, x: Region, value: str, *loops: LoopHeads) -> str:
-        """Print a statement that writes an element of a region."""
+        """Return a statement that writes an element of a region."""
         raise NotImplementedError
 
     def language_at(self, name: str) -> Language:

@@ -217,7 +217,7 @@ class Launch:
         return torch.cat(statistics_of_slices(values, dims, measured[0]), dim=1)[:1]
 
     def columns(self, positions: Collection[int]) -> list[int]:
-        """Return the columns of the tensors at some positions among all statistics."""
+        """Return which columns of all statistics belong to the tensors at some positions."""
         if self.rows is None:
             return list(positions)
         ends = list(itertools.accumulate(self.rows.counts, initial=0))

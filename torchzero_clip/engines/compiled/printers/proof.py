@@ -1,4 +1,4 @@
-"""Proof: compare each new kernel with PyTorch's operators before a step uses it.
+"""Proof: a comparison of each new kernel with PyTorch's operators before a step uses it.
 
 A kernel of a list program is tried on random tensors, with the numbers, vectors and scalars of the
 current step. The tensors are longer and shorter than a block, at aligned and unaligned addresses.

@@ -105,7 +105,7 @@ MASKED_LOAD = ", other=0"  # masked lanes of a load read 0
 
 
 def number(x: Number, dtype: torch.dtype) -> str:
-    """Print a number of a dtype in Triton."""
+    """Return the text of a number in Triton."""
     if dtype.is_floating_point:
         return repr(float(x)) if math.isfinite(x) else f'float("{x}")'
     return repr(bool(x) if dtype == torch.bool else int(x))
@@ -159,7 +159,7 @@ def here() -> bool:
 
 
 def source(program: Program) -> str | None:
-    """Print a program in Triton, or return None if only PyTorch has its dtypes or operators."""
+    """Return the Triton text of a program; None if only PyTorch has its dtypes or operators."""
     statements = TRITON.statements(program)
     if statements is None:
         return None
@@ -197,7 +197,7 @@ def page(
     before: str = "",
     last: str = "",
 ) -> str:
-    """Print the source file of a kernel, from its parameters with their types.
+    """Return the source file of a kernel, from its parameters with their types.
 
     Profilers show a kernel by the names of its operators.
     """
@@ -248,7 +248,7 @@ class TritonPrinter(Printer):
     language = TRITON
 
     def kernel(self, loops: Sequence[Loop]) -> VectorKernel:
-        """Print the kernel of consecutive loops."""
+        """Return the printed kernel of consecutive loops."""
         self.pointers = list[int]()
         self.integers = list[int]()
         self._count = 0
@@ -297,7 +297,7 @@ class TritonPrinter(Printer):
         return LoopHeads([head], inside, steps_of(regions, dims, [i, *reversed(names)]), mask)
 
     def _memory(self, x: Region) -> str:
-        """Print the address of a memory, or of its table of addresses if it has rows."""
+        """Return the name of a memory's address, or of its table of addresses if it has rows."""
         index = index_of(self.pointers, x.memory)
         if not self.in_rows(x):
             changes = self.memories[x.memory].changes
@@ -306,7 +306,10 @@ class TritonPrinter(Printer):
         return f"m{index}"
 
     def _at(self, x: Region, *loops: LoopHeads) -> tuple[str, str]:
-        """Print the address of an element, and the mask argument if lanes have several elements."""
+        """Return the texts of an element's address and of the mask of a load or store.
+
+        Without a mask, all lanes have the same element.
+        """
         at = self._memory(x)
         row, terms = self.index(x, loops)
         masked = [heads for heads in loops if heads.mask]
