@@ -12,7 +12,7 @@ import itertools
 import linecache
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -146,7 +146,7 @@ class Launch:
     numbers: Sequence[float]
     vectors: list[Tensor]
     scalars: list[Tensor]
-    rows: SliceRows | None = None
+    rows: SliceRows | None = field(default=None, kw_only=True)
 
     @property
     def width(self) -> int:
