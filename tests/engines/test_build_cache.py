@@ -1,4 +1,4 @@
-"""compile=True: libraries are kept where only their owner writes, and load whole or are rebuilt."""
+"""compile=True: libraries are kept in a folder of their owner, and damaged ones are rebuilt."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from tests.helpers import ROOT
 from tests.processes.launch import python
+from torchzero_clip.engines.compiled.printers import build
 
 SCRIPT = """
 import os, sys, warnings
@@ -34,13 +35,13 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def step(
     cache: str | Path, between: str = "pass", cwd: Path = ROOT, **environment: str
 ) -> CompletedProcess[str]:
-    """Two steps in a process of their own, which a broken library may end."""
+    """Run two steps in a process of their own, which a damaged library may crash."""
     known = {"TORCHZERO_CLIP_CACHE": str(cache)}
     return python("-c", SCRIPT.format(between=between), cwd=cwd, **known, **environment)
 
 
 def good(run: CompletedProcess[str], warning: str = "") -> None:
-    """It stepped, and said this and nothing else."""
+    """Check that the steps have run, with this warning or none."""
     assert run.returncode == 0, run.stderr[-3000:]
     assert 0.5 < float(run.stdout.split()[0]) < 0.9
     assert re.search(warning, run.stderr), run.stderr
@@ -49,7 +50,7 @@ def good(run: CompletedProcess[str], warning: str = "") -> None:
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the script needs."""
+    """Return a folder with all libraries of the script."""
     folder = tmp_path_factory.mktemp("built") / "kept"
     good(step(folder))
     assert len(list(folder.glob("*.so"))) == 4
@@ -62,7 +63,7 @@ def kept(full: Path, tmp_path: Path) -> Path:
 
 
 def counting(folder: Path) -> str:
-    """A compiler that notes every call in a file."""
+    """Return a compiler command that notes every call in a file."""
     script = folder / "counting"
     script.write_text(f'#!/bin/sh\necho built >> {folder / "calls"}\nexec g++ "$@"\n')
     script.chmod(0o700)
@@ -196,3 +197,9 @@ def test_a_model_that_becomes_double_half_way_is_a_sentence(full: Path) -> None:
     last = run.stderr.strip().splitlines()[-1]
     assert "is torch.float64 now" in last, run.stderr[-3000:]
     assert "torch.float32" in last
+
+
+def test_every_header_of_a_kernel_exists() -> None:
+    """Without one of them no kernel can be built, and steps run operator by operator."""
+    assert len(build.HEADERS) == 5
+    assert all([header.is_file() for header in build.HEADERS])

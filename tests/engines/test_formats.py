@@ -1,4 +1,4 @@
-"""What kernels do of numbers that are kept in fewer bits is, bit for bit, what plain torch does."""
+"""Storage formats of fewer bits: kernels are bitwise identical to plain torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def numbers(count: int = 20000) -> Tensor:
-    """Edges of both signs, and numbers of any bits."""
+    """Return edge cases of both signs, and numbers of random bits."""
     generator = torch.Generator().manual_seed(0)
     any_bits = torch.randint(-(2**31), 2**31, (count,), generator=generator, dtype=torch.int64)
     edges = torch.tensor(BITS, dtype=torch.int64)
@@ -36,16 +36,16 @@ def numbers(count: int = 20000) -> Tensor:
 
 
 def bits(x: Tensor) -> Tensor:
-    """What is stored, of which one NaN is as good as another."""
+    """Return the bits of numbers; all NaN have the same."""
     kind = {2: torch.int16, 4: torch.int32}[x.itemsize]
     other = torch.zeros_like(x, dtype=kind)
     return x.view(kind).where(x == x, other)
 
 
 def run(language: str, nodes: Any, stores: Any, given: list[Tensor], **more: Any) -> list[Tensor]:
-    """What a way of running a program stores in the tensors behind those that are given."""
+    """Run a program on tensors, and return the tensors that it stores."""
     ways: dict[str, Callable[[Launch], Any]] = {
-        "C++": natively, "triton": interpreted, "torch": lambda launch: launch.plainly([0]),
+        "C++": natively, "triton": interpreted, "torch": lambda launch: launch.run_by_torch([0]),
     }  # fmt: skip
     outs = [torch.zeros(given[0].shape, dtype=kind) for kind in stores.values()]
     every, vectors = [*given, *outs], more.get("vectors", [])
@@ -77,7 +77,7 @@ def test_both_halves_of_float32(language: str) -> None:
 
 @LANGUAGES
 def test_float32_of_any_two_halves(language: str) -> None:
-    """Whatever stands beside a weight, also where somebody else has written that."""
+    """A lower half may be any number, because other code may have written the weight."""
     generator = torch.Generator().manual_seed(1)
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     w = every.view(torch.bfloat16).repeat(5)
@@ -104,12 +104,12 @@ def test_numbers_that_are_rounded_by_the_same_bits(language: str, half: int, dty
     (ours,), (right,) = run(language, *ways, **more), run("torch", *ways, **more)
     assert bits(ours).equal(bits(right))
     near = x.to(TYPES[dtype])
-    assert (bits(ours) != bits(near)).double().mean() > 0.02  # and not to the nearest
+    assert (bits(ours) != bits(near)).double().mean() > 0.02  # rounding is not to the nearest
 
 
 @LANGUAGES
 def test_what_a_meter_counts(language: str) -> None:
-    """0 for an entry that is to stay, 1 for one that moves, 2^26 for one that should have."""
+    """The meter counts 0 for no update, 1 for an update, and 2^26 for one lost to rounding."""
     w = torch.tensor([1.0, 1.0, 1.0, -3.0])
     x = torch.tensor([1.0, 1 - 2.0**-12, 1 - 2.0**-7, -3.0 - 2.0**-8])
     nodes = (
@@ -122,7 +122,7 @@ def test_what_a_meter_counts(language: str) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "accelerator"])
 def test_parameters_are_widened_anew_and_state_is_kept_until_it_is_settled(device: str) -> None:
-    """Whoever borrows parameters gets pieces of them; what is written to state must not be lost."""
+    """A borrowed list of parameters is computed in pieces; writes to state must not be lost."""
     with as_on_an_accelerator() if device == "accelerator" else nullcontext():
         stored = [torch.ones(4, 3).bfloat16(), torch.ones(20).bfloat16()]
         params = Wide(stored, Nearest())
@@ -134,7 +134,7 @@ def test_parameters_are_widened_anew_and_state_is_kept_until_it_is_settled(devic
         assert not state.recomputes
         seen = state.borrow()
         state.add_(1.0)
-        assert all([t.eq(1).all() for t in seen.tensors])  # as it was when it was borrowed
+        assert all([t.eq(1).all() for t in seen.tensors])  # the values at the time of borrowing
         state.settle()
         assert all([t.eq(2).all() for t in stored])
 

@@ -1,6 +1,6 @@
 """Launches through Triton's own launcher, over a driver that does nothing: benchmarks/launches.py.
 
-`make test-triton` runs these; a driver is that of a process, so each has one of its own.
+`make test-triton` runs these tests. A process has one driver, so each test starts a process.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def told(folder: Path, how: str) -> list[Any]:
 
 
 def test_a_step_is_launched_by_the_compiled_kernels(tmp_path: Path) -> None:
-    """With the same arguments as by Triton's own function, which looks at all of them."""
+    """The arguments are those of Triton's own launch function, which inspects all of them."""
     (first, again), seen, _ = told(tmp_path, "there")
     assert first == again
     assert (first[0], len(first[1]), seen) == (0, 3, [])

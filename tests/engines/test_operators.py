@@ -1,7 +1,7 @@
-"""Every operator of the table is torch's, of lists and of vectors, in C++ and in Triton.
+"""Every operator of the table agrees with torch, for lists and for vectors, in C++ and in Triton.
 
-A row here is all that a new row of the table asks of the tests. `make test-triton` runs those in
-Triton, in its interpreter: TRITON_INTERPRET=1 must be set before it is imported.
+A new operator in the table needs only a row here. `make test-triton` runs the tests of Triton in
+its interpreter: TRITON_INTERPRET=1 must be set before Triton is imported.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ FLAGS = (torch.bool,)
 
 
 class Row(NamedTuple):
-    """What is right.
+    """The expected result of an operator.
 
     Attributes:
-        function: Torch's, of as many vectors as the operator has operands; None where it is of
-            lists alone.
-        dtypes: What these vectors may be.
-        near: How near lists in C++ come to torch's, as a share.
-        rounds: Whether torch rounds on the way, and may leave the range there.
-        coarse: Whether torch's is the coarser one in half precision: the right one is that of
-            float32, rounded.
-        apart: Whether Triton differs from C++ by rounding; a function that it computes in float64
-            does anyway.
-        numbers: Whether lists take a number, or one for each tensor, as the last operand.
-        interpreted: Whether Triton's interpreter does of any vectors what a card does; what it
-            does else is in test_vectors_interpreted.py.
+        function: The function of torch, with as many vectors as the operator has operands; None if
+            only lists have the operator.
+        dtypes: The dtypes that these vectors may have.
+        near: The relative tolerance of lists in C++ compared with torch.
+        rounds: Whether torch rounds intermediate results, which may overflow.
+        coarse: Whether torch is less accurate in half precision. Then the expected result is the
+            result in float32, rounded once.
+        apart: Whether Triton differs from C++ by rounding. A function that Triton computes in
+            float64 differs in any case.
+        numbers: Whether the last operand may be a number, or a vector.
+        interpreted: Whether Triton's interpreter computes the same as a GPU for all vectors. If
+            not, test_vectors_interpreted.py has a test of its own.
     """
 
     function: Callable[..., Tensor] | None
@@ -59,7 +59,7 @@ class Row(NamedTuple):
 
 
 FORMATS = ("round", "wide_of", "upper", "lower", "stayed")
-"""What is done of formats, which test_formats.py holds."""
+"""The operators of storage formats, which test_formats.py tests."""
 ROWS = {
     "mul": Row(torch.mul),
     "div": Row(torch.div, near=1e-6, apart=True),
@@ -74,12 +74,12 @@ ROWS = {
     "where": Row(lambda a, b, c: torch.where(b > 0, a, c)),
     "hypot": Row(torch.hypot, near=1e-6, apart=True, numbers=False),
     "atan2": Row(torch.atan2, near=1e-6, apart=True, numbers=False),
-    "remainder": Row(torch.remainder, interpreted=False),  # it has no product and sum in one
+    "remainder": Row(torch.remainder, interpreted=False),  # see `interpreted`
     "neg": Row(torch.neg),
     "abs": Row(torch.abs),
     "sign": Row(torch.sign),
     "square": Row(torch.ops.aten.square),
-    "sqrt": Row(torch.sqrt, near=1e-6),
+    "sqrt": Row(torch.sqrt, near=1e-6, coarse=True),
     "rsqrt": Row(torch.rsqrt, near=1e-6, coarse=True),
     "pow": Row(torch.pow, near=1e-6, coarse=True, apart=True),
     "reciprocal": Row(torch.reciprocal, near=1e-6),
@@ -116,16 +116,14 @@ ROWS = {
     "bitwise_not": Row(torch.bitwise_not, FLAGS),
     "copy": Row(torch.clone),
     "fill": Row(lambda x: torch.full_like(x, 2.5)),
-    "over": Row(
-        None, near=1e-6, apart=True
-    ),  # in the interpreter, which has no product and sum in one
+    "over": Row(None, near=1e-6, apart=True),  # the interpreter has no fused multiply-add
     **{name: Row(None) for name in FORMATS},
 }
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
 MARKS = [
     pytest.mark.triton,
     pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of infinities and NaN
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy warns of infinities and NaN
 ]
 IN_TRITON = pytest.param("triton", marks=MARKS)
 LANGUAGES = pytest.mark.parametrize("language", ["C++", IN_TRITON])
@@ -140,7 +138,7 @@ def test_every_operator_of_the_table_has_a_row() -> None:
         name for name, row in OPERATORS.items() if not row.aten or name == "over"
     }
     held = {name for name, row in ROWS.items() if OPERATORS[name].torch or row.function}
-    assert held == OPERATORS.keys()  # by one text or the other
+    assert held == OPERATORS.keys()  # each one is tested as a list, as a vector, or both
 
 
 # ---------------------------------------------------------------------- lists
@@ -149,9 +147,9 @@ def test_every_operator_of_the_table_has_a_row() -> None:
 def every_operator(
     last: str, dtype: torch.dtype, but: Sequence[str] = ()
 ) -> tuple[list[str], Program]:
-    """The names of operators, and a program that stores what each makes of two buffers.
+    """Return names of operators, and a program that stores the result of each on two buffers.
 
-    Their last operand is such a one; of `over`, which divides by numbers, it is no value.
+    `last` is the kind of the last operand. `over` divides by numbers, so it has no value there.
     """
     several = [name for name in LISTED if OPERATORS[name].arity > 1 and ROWS[name].numbers]
     names = LISTED if last == "value" else several
@@ -173,13 +171,13 @@ def every_operator(
 
 
 def edges() -> tuple[Tensor, Tensor]:
-    """Every pair of numbers at an edge."""
+    """Return all pairs of numbers at the edges of dtypes."""
     edges = torch.tensor(EDGES)
     return edges.repeat(len(EDGES)), edges.repeat_interleave(len(EDGES))
 
 
 def operated(program: Program, run: Callable[[Launch], Any]) -> list[Tensor]:
-    """What a way of running such a program stores."""
+    """Run a program of `every_operator`, and return the stored results."""
     x, y = [t.to(program.buffers[0]) for t in edges()]
     outs = [torch.zeros(len(x), dtype=kind) for kind in program.buffers[2:]]
     given = [torch.tensor([0.7], dtype=dtype) for dtype in program.vectors]
@@ -201,13 +199,13 @@ def interpreted(launch: Launch) -> Tensor | None:
 
 
 def plainly(launch: Launch) -> None:
-    launch.plainly([0])
+    launch.run_by_torch([0])
 
 
 @at_once("dtype", DTYPES)
 @pytest.mark.parametrize("last", ["value", "number", "vector"])
 def test_operators_of_lists_in_cpp_are_those_of_torch(last: str, dtype: torch.dtype) -> None:
-    """For infinities, NaN, denormals, and what is rounded to even; one library has them all."""
+    """Infinities, NaN, denormal numbers and ties of rounding are among the operands."""
     names, program = every_operator(last, dtype)
     x, y = edges()
     found = [operated(program, run) for run in (natively, plainly)]
@@ -221,7 +219,7 @@ def test_operators_of_lists_in_cpp_are_those_of_torch(last: str, dtype: torch.dt
             assert ours[x.isnan()].isnan().all(), name
             fits = ours.isfinite() & right.isfinite()
             ours, right, near = ours[fits], right[fits], 4 * torch.finfo(dtype).eps
-        least = torch.finfo(dtype).tiny if name == "log1p" else 0  # torch's has none below
+        least = torch.finfo(dtype).tiny if name == "log1p" else 0  # torch has none below
         torch.testing.assert_close(
             ours, right, rtol=near, atol=near if row.rounds else least, equal_nan=True,
             msg=lambda said, name=name: f"{name}: {said}",
@@ -240,10 +238,11 @@ def test_operators_of_lists_in_triton_are_those_of_cpp_to_rounding(
         eps, least = 4 * torch.finfo(dtype).eps, 0.0
         near = eps if ROWS[name].apart or OPERATORS[name].double else 0.0
         if OPERATORS[name].double:
-            least = torch.finfo(dtype).tiny  # near 0 too
-        elif near and right.dtype != torch.bool:  # a product may leave the range, which C++ need
+            least = torch.finfo(dtype).tiny
+        elif near and right.dtype != torch.bool:
+            # a product may overflow in one language and not in the other
             assert name in ("hypot", "pow") or ours[edges()[0].isnan()].isnan().all(), name
-            fits = ours.isfinite() & right.isfinite()  # not round
+            fits = ours.isfinite() & right.isfinite()
             assert fits.sum() >= 0.9 * right.isfinite().sum()
             ours, right, least = ours[fits], right[fits], eps
         torch.testing.assert_close(
@@ -260,9 +259,9 @@ RATIOS += [1e60, 1e300, -1e-300, float("inf")]
 def test_a_quotient_by_a_ratio_of_any_size_is_right_to_a_unit_in_the_last_place(
     language: str,
 ) -> None:
-    """Zeros keep their sign, what is infinite stays so, and a ratio of 1 changes no bit.
+    """Zeros keep their sign, infinities stay infinite, and a ratio of 1 changes no bit.
 
-    The interpreter rounds a product before it adds, which no card does: it is two units off.
+    Triton's interpreter rounds a product before a sum, unlike a GPU, so it may be off by two ULP.
     """
     generator = torch.Generator().manual_seed(0)
     sizes = torch.randint(-149, 127, (4000,), generator=generator, dtype=torch.float64).exp2()
@@ -288,7 +287,7 @@ def test_a_quotient_by_a_ratio_of_any_size_is_right_to_a_unit_in_the_last_place(
 
 @LANGUAGES
 def test_a_flag_of_a_flag_is_that_of_torch(language: str) -> None:
-    """One of them is as large as a number is, and none is infinite."""
+    """Of the flags false and true, only true is positive, and both are finite."""
     names = [name for name in LISTED if OPERATORS[name].flag]
     lines: list[Any] = [("load", (("buffer", 0),)), *[(name, (("value", 0),)) for name in names]]
     stores = tuple((1 + i, 1 + i) for i in range(len(names)))
@@ -338,7 +337,7 @@ OF_VECTORS += [
 def test_an_operator_of_vectors_is_that_of_torch(
     monkeypatch: pytest.MonkeyPatch, name: str, language: str
 ) -> None:
-    """For every shape and dtype that torch takes, in a step of one native call."""
+    """Each shape and dtype that torch accepts is tested, all in a step of one native call."""
     row = ROWS[name]
     assert row.function is not None
     monkeypatch.setattr(vectors, "NativeStep", NativeStep if language == "C++" else DeviceStep)
@@ -348,7 +347,7 @@ def test_an_operator_of_vectors_is_that_of_torch(
             some = [vectors.numbers(shape, kind, i + 9 * k) for k, kind in enumerate(kinds)]
             try:
                 row.function(*some)
-            except RuntimeError:  # torch wants one dtype
+            except RuntimeError:  # torch requires equal dtypes
                 continue
             cases.append((row.function, some))
     assert cases

@@ -1,4 +1,4 @@
-"""compile=True: a kernel that does otherwise than torch is found before it takes part in a step."""
+"""compile=True: a kernel that differs from torch is detected before a step uses it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Edit = Callable[[str], str]
 
 @pytest.fixture(autouse=True)
 def nothing_is_proven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Notes of proofs lie in a folder of the test's own."""
+    """Keep notes of proofs in a folder of the test, and forget all proofs."""
     place, known = proof.place, (set(proof.PROVEN), set(proof.WRONG))
     monkeypatch.setattr(proof, "place", lambda *words: tmp_path / place(*words).name)
     for one in (proof.PROVEN, proof.WRONG, cpp.native, triton.native):
@@ -81,7 +81,7 @@ def step(params: Sequence[Parameter], opt: Modular, seed: int) -> None:
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, language: Any, edit: Edit) -> None:
-    """Have the texts of kernels edited; at least one is changed by it."""
+    """Edit the texts of all kernels that a language prints."""
     source = language.source
 
     def edited(program: Program) -> str | None:
@@ -92,7 +92,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, language: Any, edit: Edit) -> None:
 
 
 def found(chain: str, tmp_path: Path) -> None:
-    """A step tells of it, and all steps do what they would without kernels."""
+    """Check that a step warns, and that all steps have the results of eager steps."""
     ours, fast = model(chain, compile=True)
     theirs, slow = model(chain, fused=False)
 
@@ -161,7 +161,7 @@ IN_TRITON = {
 
 @pytest.mark.triton
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinities and NaN
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns of infinities and NaN
 @pytest.mark.parametrize("name", list(IN_TRITON))
 def test_a_wrong_kernel_in_triton_is_told_and_takes_part_in_no_step(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -209,7 +209,7 @@ VECTORS_IN_TRITON: dict[str, tuple[str, Edit]] = {
 
 @pytest.mark.triton
 @pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinities and NaN
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns of infinities and NaN
 @pytest.mark.parametrize("name", list(VECTORS_IN_TRITON))
 def test_wrong_vectors_in_triton_are_told_of_and_the_step_has_torchs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -233,7 +233,7 @@ def test_wrong_vectors_in_triton_are_told_of_and_the_step_has_torchs(
 def test_a_wrong_kernel_is_found_where_the_first_gradients_are_no_numbers(
     chain: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a norm for all, which is a number, and of one for each tensor."""
+    """The kernel has a global norm, which is a number, or a norm per tensor."""
     plant(monkeypatch, cpp, replaced("= stored<float>(", "= 2 * stored<float>("))
     params, opt = model(chain, compile=True)
     for p in params:
@@ -245,7 +245,7 @@ def test_a_wrong_kernel_is_found_where_the_first_gradients_are_no_numbers(
 def test_while_a_graph_is_captured_nothing_is_compared_and_later_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Since the host must not wait then."""
+    """The host must not synchronize during a capture."""
     params, opt = model("adaptive", compile=True)
     step(params, opt, 0)
     before = noted(tmp_path)
@@ -270,7 +270,7 @@ def noted(tmp_path: Path) -> int:
 def test_a_right_kernel_is_proven_once_and_that_is_noted(
     chain: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next process looks for the note alone; where the text is another one it is not there."""
+    """The next process only looks for the note; another text has no note."""
     tried, compare = [], proof._compare
     monkeypatch.setattr(proof, "_compare", lambda *given: tried.append(compare(*given)))
     counts = []
@@ -284,7 +284,7 @@ def test_a_right_kernel_is_proven_once_and_that_is_noted(
         counts.append((len(tried), noted(tmp_path)))
         assert "A step is one native call" in opt.explain()
         proof.PROVEN.clear()
-    assert counts == [(2, 3), (2, 3), (4, 5)]  # and the vectors between them
+    assert counts == [(2, 3), (2, 3), (4, 5)]  # and a kernel of vectors
     assert set() == proof.WRONG
 
 
@@ -305,7 +305,7 @@ def test_a_step_that_is_repeated_runs_no_kernel_that_was_not_proven(chain: str) 
 def test_a_kernel_that_was_held_against_nothing_is_in_no_native_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is launched from outside, where it will be proven."""
+    """It is launched separately, so that its first launch proves it."""
     monkeypatch.setattr(backends, "proven", lambda launch, call, *told: call)
     params, opt = model("headline", compile=True)
     for i in range(4):
@@ -321,7 +321,7 @@ def test_what_is_drawn_is_drawn_on_the_cpu_whatever_the_default_is() -> None:
 
 
 def test_a_kernel_is_tried_in_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a step is about does not change by it, nor do torch's random numbers."""
+    """A proof does not change a step, and it draws none of torch's random numbers."""
     params, opt = model("headline", compile=True)
     monkeypatch.setattr(backends, "proven", lambda launch, call, *told: call)
     step(params, opt, 0)
@@ -344,7 +344,7 @@ def test_imagined_kernels_are_not_proven(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Rule(TensorwiseTransform):
-    """A rule of a user's own, of a function of a tensor."""
+    """A custom rule that applies a function to each tensor."""
 
     function: Callable[[torch.Tensor], torch.Tensor]
 
@@ -375,7 +375,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("size", [1.0, 1e3])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_is_right_is_found_right_and_repeated(name: str, size: float) -> None:
-    """Numbers beyond a dtype, differences that cancel, and copies of what is written over."""
+    """Functions overflow, cancel, or copy values that are then overwritten."""
     FUNCTIONS[name].pure = True  # type: ignore[attr-defined]
     made = []
     for options in ({"compile": True}, {"fused": False}):
@@ -412,7 +412,7 @@ def test_what_torch_cannot_do_tells_nothing_and_hides_no_error(
     for i in range(4):
         step(params, opt, i)
     assert "A step is one native call" in opt.explain()
-    assert noted(tmp_path) == 2  # of the kernels of lists
+    assert noted(tmp_path) == 2  # the kernels of lists
     params, opt = model("adaptive", compile=True)
     step(params, opt, 0)
     monkeypatch.setattr(native_step.NativeStep, "run", cannot)
@@ -423,13 +423,13 @@ def test_what_torch_cannot_do_tells_nothing_and_hides_no_error(
 
 @pytest.mark.parametrize("value", [0.0, float("nan")])
 def test_numbers_that_tell_nothing_leave_no_note(value: float, tmp_path: Path) -> None:
-    """The next process compares again."""
+    """Without a note, the next process compares again."""
     p = Parameter(torch.zeros(9))
     opt = Modular([p], Rule(halved), LR(1.0), compile=True)
     for _ in range(4):
         p.grad = torch.full((9,), value)
         opt.step()
-    assert noted(tmp_path) == 1  # of the kernel of lists
+    assert noted(tmp_path) == 1  # the kernel of lists
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)

@@ -1,8 +1,8 @@
-"""Random chains in Triton's interpreter, over tensors that lie as they do in training.
+"""Random chains in Triton's interpreter, over tensors as in training.
 
-Sizes, dtypes and addresses differ, some gradients are missing, and they lie elsewhere in each step
-or where they lay. Every step is compared with the plain formulas. `make test-triton` runs 300 of
-them and `make test-slow` 3,000 others; RANDOM_LAUNCHES=7000 says which is the first.
+Sizes, dtypes and addresses differ, and some gradients are missing. Gradients keep their addresses,
+or get new ones in each step. Every step is compared with the plain formulas. `make test-triton`
+runs 300 chains and `make test-slow` 3,000 others; RANDOM_LAUNCHES=7000 sets the first number.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from torchzero_clip.engines.compiled.printers import launches
 pytestmark = [
     pytest.mark.triton,
     pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of infinities and NaN
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy warns of infinities and NaN
 ]
 FIRST = int(os.environ.get("RANDOM_LAUNCHES", "1000"))
 STEPS = 5  # of which the last ones are replays, where a chain is replayed
@@ -82,7 +82,7 @@ NEAR = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 def placed(values: Tensor, rng: random.Random) -> Tensor:
-    """The same numbers, at a random address."""
+    """Return a copy of a tensor at a random address."""
     begin = rng.choice([0, 0, 0, 1, 2, 3])
     room = torch.zeros(values.numel() + begin, dtype=values.dtype)
     room[begin:] = values.reshape(-1)
@@ -90,7 +90,7 @@ def placed(values: Tensor, rng: random.Random) -> Tensor:
 
 
 class Model:
-    """Parameters of random forms, twice: for the kernels, and for the formulas."""
+    """Two copies of random parameters: for the kernels, and for the formulas."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng, self.generator = rng, torch.Generator().manual_seed(rng.randrange(2**31))
@@ -109,7 +109,7 @@ class Model:
         return torch.randn(shape, generator=self.generator)
 
     def give(self, step: int) -> None:
-        """Give both the gradients of a step."""
+        """Give both copies the gradients of a step."""
         scale = self.rng.choice([1.0, 1.0, 1.0, 0.01, 30.0])
         for i, (p, q) in enumerate(zip(self.ours, self.theirs, strict=True)):
             grad = (scale * self.drawn(p.shape)).to(p.dtype)
@@ -124,7 +124,7 @@ class Model:
 
 
 def wrong(seed: int) -> str | None:
-    """What differs in a random chain; None where nothing does."""
+    """Return the difference of a random chain from the formulas, or None."""
     rng = random.Random(seed)
     model = Model(rng)
     picked = [rng.choice(CLIPS)() for _ in range(rng.randrange(1, 3))]
@@ -153,7 +153,7 @@ def wrong(seed: int) -> str | None:
                     f"{seed}: step {step}, tensor {i} {p.dtype} {tuple(p.shape)}: {away} in {links}"
                 )
             with torch.no_grad():
-                p.copy_(q)  # so that a step is compared, and not what came of those before
+                p.copy_(q)  # so that each step is compared alone
     return None
 
 
@@ -171,8 +171,8 @@ def test_random_chains_are_the_plain_formulas(part: int, monkeypatch: pytest.Mon
 
 
 FOUND = [1735, 2255]
-"""The chains that were wrong once: of vectors without entries there were kernels that look nothing
-up, whose table could not be made."""
+"""Chains that were once wrong: kernels of empty vectors look nothing up, and an empty table could
+not be sent."""
 
 
 def test_chains_that_were_wrong_once_are_the_plain_formulas(

@@ -1,4 +1,4 @@
-"""Sessions: an engine that records gives what the one that computes at once gives."""
+"""Sessions: an engine that records has the results of an engine that computes at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tensors(seed: int, shapes: Any = SHAPES, dtype: torch.dtype = torch.float32)
 
 
 def recorded() -> Compiled:
-    """An engine whose programs run node by node."""
+    """Return an engine whose programs run node by node."""
     engine = Compiled([])
     engine.backend = "plain"
     return engine
@@ -53,7 +53,7 @@ def close(a: Any, b: Any, dtype: torch.dtype = torch.float32) -> None:
 
 
 class Rule:
-    """An update that is given as a function."""
+    """A rule whose update is a function."""
 
     def __init__(self, update: Callable[..., TensorList]) -> None:
         self.update = update
@@ -132,7 +132,7 @@ CALLS: dict[str, Callable[[TensorList, TensorList, Any], Any]] = {
     "clone": lambda u, v, x: u.clone().add_(u.mul_(2.0)),
     "copy_": lambda u, v, x: u.copy_(v),
 }
-RUNS = {"eq", "map", "masked_fill_", "stack", "statistics", "sum", "dot"}  # what reads tensors
+RUNS = {"eq", "map", "masked_fill_", "stack", "statistics", "sum", "dot"}  # they read tensors
 
 
 def methods() -> set[str]:
@@ -147,7 +147,7 @@ def test_every_method_of_a_list_has_a_call_here() -> None:
 @at_once("dtype", DTYPES)
 @pytest.mark.parametrize("name", CALLS)
 def test_every_method_is_recorded_and_right(name: str, dtype: torch.dtype) -> None:
-    """No method leaves the trace in silence: nothing runs before the values are read."""
+    """No method leaves the tape unnoticed: nothing runs before values are read."""
     found = []
     for engine in (recorded(), Eager(defers=False)):
         session = opened(engine, tensors(0, dtype=dtype), tensors(1, dtype=dtype))
@@ -177,7 +177,7 @@ def test_boolean_operators_are_known_as_such() -> None:
 
 
 def step(session: Session, seed: int, state: dict[str, list[Tensor]]) -> list[Tensor]:
-    """Random operators on what flows, on state and on gradients; returns what was measured."""
+    """Run random operators on the update, state and gradients; return the norms."""
     choose, measured = random.Random(seed), []
     u = session.adopt(session.grads.borrow())
     held = {name: session.state(name, row) for name, row in state.items()}
@@ -256,7 +256,7 @@ def adam(session: Any, state: Any, group: Any, factor: float = 1.0) -> None:
 
 
 def test_the_program_of_an_unchanged_chain_is_built_once() -> None:
-    """Whatever the numbers, zero and one included, and whether anything was clipped."""
+    """Neither numbers such as 0 and 1, nor a clip that does nothing, change the program."""
     program.program_of.cache_clear()
     engine = recorded()
     params, state = tensors(0), {"m": tensors(1), "v": [t.square() for t in tensors(2)]}
@@ -329,7 +329,7 @@ def test_a_list_that_outlives_its_step_is_not_overwritten_by_the_next() -> None:
 
 
 def test_parts_of_a_bucket_do_not_overwrite_each_other_or_the_whole() -> None:
-    """All take spare memory that is kept under one key."""
+    """All of them use spare memory with the same key."""
     engine = recorded()
     session = opened(engine, tensors(0), tensors(1))
     whole = session.grads.borrow().mul_(2.0)
@@ -365,7 +365,7 @@ def test_a_branch_leaves_what_flows_as_it_is() -> None:
 
 
 def test_tensors_that_a_program_reads_may_change_before_it_runs() -> None:
-    """Vectors, numbers and lists of the caller's own count as they were."""
+    """Vectors, numbers and plain lists are operands with their values at the time of the call."""
     session = opened(recorded(), tensors(0), tensors(1))
     own = TensorList([torch.full_like(t, 2.0) for t in tensors(1)], owned=True)
     vector = torch.full((len(SHAPES),), 3.0)

@@ -1,4 +1,4 @@
-"""What is printed for Triton, the tables of kernels, and launches that are counted: without it."""
+"""Printed Triton kernels, their tables and their launches, tested without Triton."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from torchzero_clip.engines.compiled.printers.pointer_tables import (
 )
 from torchzero_clip.engines.compiled.printers.program import Program
 
-PAGE = Path(triton.__file__).with_name("kernel.py")
+PAGE = Path(triton.__file__).with_name("triton_include.py")
 CPU = torch.device("cpu")
 
 
@@ -64,7 +64,7 @@ CPU = torch.device("cpu")
 
 
 def names_used(text: str) -> set[str]:
-    """The names that a page takes from elsewhere."""
+    """Return the names that a source file uses and does not define."""
     tree = ast.parse(text)
     loaded = {x.id for x in ast.walk(tree) if isinstance(x, ast.Name)}
     known = {x.id for x in ast.walk(tree) if isinstance(x, ast.Name) and type(x.ctx) is ast.Store}
@@ -74,7 +74,7 @@ def names_used(text: str) -> set[str]:
 
 
 def page_defines() -> set[str]:
-    """The names that kernel.py has for printed pages."""
+    """Return the names that triton_include.py defines for printed kernels."""
     body = ast.parse(PAGE.read_text()).body
     functions = {x.name for x in body if isinstance(x, ast.FunctionDef)}
     return functions | {x.targets[0].id for x in body if isinstance(x, ast.Assign)}  # type: ignore[attr-defined]
@@ -138,7 +138,7 @@ def test_chunks_are_as_long_on_both_pages() -> None:
 
 
 def at(*addresses: int) -> Buffer:
-    """A buffer of tensors that would lie there."""
+    """Return a buffer of tensors that pretend to have these addresses."""
     made = Buffer([torch.zeros(1) for _ in addresses])
     made.addresses[:] = type(made.addresses)("Q", addresses)
     return made
@@ -156,7 +156,7 @@ def test_a_table_gives_each_chunk_a_tensor_and_aligned_ones_come_first() -> None
 
 
 def test_a_table_of_slices_says_whose_they_are_and_where_they_begin() -> None:
-    """Of two tensors: two slices of more than a chunk, and three of which not all are aligned."""
+    """One tensor has two slices of more than a chunk, the other three that are not all aligned."""
     rows = SliceRows(((2, 1), (3,)), ((1,), ()), (ROW + 1, 6), (2, 3), True)
     table = DeviceTables().table([at(16, 32)], [2 * ROW + 2, 18], rows)[1]
     tensors, places = [0, 0, 1, 1, 1], [0, ROW + 1, 0, 6, 12]
@@ -193,7 +193,7 @@ def test_more_than_2_to_the_31_entries_are_chunks_too() -> None:
 def test_a_program_takes_more_of_a_long_tensor_so_that_its_parts_stay_few(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At most LONG / CHUNK of them, whatever its size; of others nothing changes."""
+    """A tensor of any size has at most LONG / CHUNK chunks; other tensors are unaffected."""
     size = 10 * LONG + 5
     layout = DeviceTables().table([at(16, 32)], [size, CHUNK + 1])[1]
     assert layout.total == -(-size // (11 * CHUNK)) + 2
@@ -207,7 +207,7 @@ def test_a_program_takes_more_of_a_long_tensor_so_that_its_parts_stay_few(
 
 
 def test_gradients_that_lie_elsewhere_send_their_addresses_alone(sent: list[Any]) -> None:
-    """A layout is one for sizes, and another only where others are at odd addresses."""
+    """The layout depends on the sizes, and on which tensors have unaligned addresses."""
     known, sizes = DeviceTables(), [3, 5000]
     first = known.table([at(16, 32)], sizes)[1]
     sent.clear()
@@ -224,7 +224,7 @@ def test_gradients_that_lie_elsewhere_send_their_addresses_alone(sent: list[Any]
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is sent to a device."""
+    """Return a list of everything that is sent to a device."""
     seen: list[Any] = []
     send = DeviceTables._sent
 
@@ -262,10 +262,10 @@ def test_a_stream_does_not_take_what_another_may_still_be_sent(
 
 
 def test_few_tables_are_remembered(sent: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pointer_tables, "MOST", 3)
+    monkeypatch.setattr(pointer_tables, "TABLES_KEPT", 3)
     known, like = DeviceTables(), torch.zeros(1)
     for x in range(5):
-        known.numbers([0.0], like)  # one that is used stays
+        known.numbers([0.0], like)  # a table that is used is kept
         known.numbers([float(x)], like)
     assert len(known._known["numbers"]) == 3
     assert sent.count([0.0]) == 1
@@ -278,7 +278,7 @@ def test_in_a_graph_that_is_captured_nothing_is_sent(
     before = known.table([at(16, 32)], [3, 4])
     known.numbers([0.5], like)
     monkeypatch.setattr(pointer_tables, "capturing", lambda device: True)
-    monkeypatch.setattr(torch, "frombuffer", None)  # with which words go on their way
+    monkeypatch.setattr(torch, "frombuffer", None)  # sending needs it
     sent.clear()
     assert known.table([at(16, 32)], [3, 4]) is before
     assert known.numbers([0.5], like).tolist() == [0.5]
@@ -292,7 +292,7 @@ def test_in_a_graph_that_is_captured_nothing_is_sent(
 
 
 class Place:
-    """Memory like pinned memory, whose copies end when a test says so."""
+    """A stand-in for pinned memory; a test decides when copies end."""
 
     made: list[Place]
     waited: list[Place]
@@ -338,7 +338,7 @@ def test_pinned_memory_is_not_written_while_it_is_copied(places: type[Place]) ->
 
 def test_the_oldest_copy_is_waited_for_when_many_are_under_way(places: type[Place]) -> None:
     ring = Ring(places)
-    for i in range(pointer_tables.PIECES + 1):
+    for i in range(pointer_tables.PINNED_PIECES + 1):
         sends(ring, i)
     assert places.waited == places.made[:1]
 
@@ -375,7 +375,7 @@ SEVEN: dict[str, Callable[[], Sequence[Transform]]] = {
 def test_gradients_elsewhere_in_each_step_take_a_copy_a_table_and_no_call(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `zero_grad()` has them; a step is 3 to 10 calls, however many tensors there are."""
+    """`zero_grad()` frees gradients. A step is 3 to 10 calls for any number of tensors."""
     monkeypatch.setattr(backends.triton, "here", lambda: True)
     monkeypatch.setattr(triton, "TABLES", DeviceTables())
     chain = *SEVEN[name](), Adam(), WeightDecay(0.1), LR(0.1)
@@ -388,7 +388,7 @@ def test_gradients_elsewhere_in_each_step_take_a_copy_a_table_and_no_call(
             for found in (stay, moves):
                 for _ in range(5):
                     if found is moves:
-                        kept.append([p.grad for p in params])  # so that others lie elsewhere
+                        kept.append([p.grad for p in params])  # the new ones get other addresses
                         for p in params:
                             p.grad = torch.empty_like(p)
                     with Ledger() as ledger:
@@ -424,7 +424,7 @@ def test_launches_on_tensors_without_values_are_counted_and_looked_at() -> None:
 def test_what_triton_has_compiled_is_launched_at_once(
     there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once for each device and constant Triton looks at all arguments; without `run` each time."""
+    """Triton inspects arguments once per device and constant; if `run` is missing, each time."""
     looked, started = list[Any](), list[Any]()
 
     class Function:
@@ -435,7 +435,7 @@ def test_what_triton_has_compiled_is_launched_at_once(
         return (lambda *given: started.append(given)) if there else None
 
     kernel = launches.TritonKernel("joined", None, launches.JOINED.signature)
-    vars(kernel)["function"] = Function()  # in the place of one that Triton makes
+    vars(kernel)["function"] = Function()  # instead of the function that Triton makes
     monkeypatch.setattr(launches, "launcher", launcher)
     given = torch.zeros(1), 7
     for power in (2, 2, 0, 2):
@@ -448,9 +448,10 @@ def test_what_triton_has_compiled_is_launched_at_once(
 def test_a_compiled_step_on_imagined_cuda_is_four_launches_and_takes_no_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The norm, its chunks together, the factor, and the rest; however many tensors there are.
+    """The launches are the norm, the join of its chunks, the factor, and the rest of the step.
 
-    Where each is a chunk there is nothing to join.
+    Their number does not depend on the number of tensors. If each tensor is a single chunk, nothing
+    is joined.
     """
     monkeypatch.setattr(backends.triton, "here", lambda: True)
     monkeypatch.setattr(triton, "TABLES", DeviceTables())
@@ -474,7 +475,7 @@ def test_a_compiled_step_on_imagined_cuda_is_four_launches_and_takes_no_memory(
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """What this machine is and has."""
+    """Return a function that pretends which compilers this machine has."""
 
     def have(triton_is_here: bool = False, windows: bool = False, cpp: bool = True) -> None:
         monkeypatch.setattr(backends.triton, "here", lambda: triton_is_here)
@@ -504,7 +505,7 @@ def test_where_there_are_no_kernels_one_warning_says_so(
     with pytest.warns(UserWarning, match=f"no kernels for parameters on {device} here") as said:
         engine.check(torch.device(device))
     assert len(said) == 1
-    engine.check(torch.device(device))  # a second one would be an error
+    engine.check(torch.device(device))  # a second warning would be an error
 
 
 def test_programs_run_there_node_by_node() -> None:
@@ -516,7 +517,7 @@ def test_programs_run_there_node_by_node() -> None:
 
 
 def test_a_device_without_float64_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What goes to it is in the widest dtype that it has; here the CPU plays one."""
+    """Numbers are sent in the widest dtype of the device; the CPU pretends to lack float64."""
     from torchzero_clip.core.norms import numeric
     from torchzero_clip.engines.compiled.printers import operators
     from torchzero_clip.engines.compiled.replay import step_recorder
@@ -551,7 +552,8 @@ def test_what_cannot_be_compiled_is_a_sentence_that_names_the_chain(
     monkeypatch.setattr(launches.TritonKernel, "works", False)
     monkeypatch.setattr(backends.triton, "here", lambda: True)
     monkeypatch.setattr(Compiled, "backend", "triton")
-    monkeypatch.setattr(proof, "known", lambda launch: True)  # or it would be told of as wrong
+    # otherwise the proof would report the kernel first
+    monkeypatch.setattr(proof, "known", lambda launch: True)
     params = params_of([(3, 2)])
     opt = Modular(params, ClipNorm(0.25, dim="global"), Adam(), LR(0.5), compile=True)
     give(params, 0)

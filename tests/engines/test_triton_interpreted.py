@@ -1,6 +1,6 @@
-"""Kernels in Triton's interpreter, on CPU tensors: they do what C++ and the plain way do.
+"""Kernels in Triton's interpreter, on CPU tensors: they agree with C++ and with eager steps.
 
-`make test-triton` runs these; TRITON_INTERPRET=1 must be set before Triton is imported.
+`make test-triton` runs these tests; TRITON_INTERPRET=1 must be set before Triton is imported.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ from torchzero_clip.engines.compiled.printers.program import Launch, Program
 pytestmark = [
     pytest.mark.triton,
     pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of infinities and NaN
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy warns of infinities and NaN
 ]
 CPU = torch.device("cpu")
-TWO = {"a.weight": (4, 3), "b.weight": (2, 3, 2, 2)}  # the interpreter takes its time for each
+TWO = {"a.weight": (4, 3), "b.weight": (2, 3, 2, 2)}  # few, because the interpreter is slow
 
 
 @pytest.fixture(autouse=True)
 def in_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled chains on CPU are those that CUDA gets."""
+    """Compile chains on the CPU as for CUDA."""
     monkeypatch.setattr(Compiled, "backend", "triton")
 
 
@@ -75,7 +75,7 @@ def test_half_precision_is_read_and_rounded_as_torch_does(dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("half", [0, 1])
 def test_the_random_bits_are_those_of_cpp(half: int) -> None:
-    """Bit for bit, over several chunks, from any start, for what is no number too."""
+    """Results are bitwise identical, over several chunks, from any start, for NaN too."""
     generator = torch.Generator().manual_seed(half)
     bits = torch.randint(-(2**31), 2**31 - 1, (2 * CHUNK + 77,), generator=generator)
     x = torch.cat([bits.to(torch.int32).view(torch.float32), edges()[0]])
@@ -110,7 +110,7 @@ def test_numbers_on_the_device_of_any_dtype_are_operands(dtype: torch.dtype) -> 
 
 @at_once("name", list(SLICED))
 def test_slices_are_a_launch_as_whole_tensors_are(name: str) -> None:
-    """Also of a vector that is a slice of more than a chunk, and of tensors that lie otherwise."""
+    """A 1-d tensor is one slice of more than a chunk; some tensors are not contiguous."""
     opt = like_eager(SLICED[name], [(3, 21), (ROW + 5,), (4, 3, 1, 1)])
     assert isinstance(opt.engine, Compiled)
     assert opt.engine.replays is not None
@@ -122,7 +122,7 @@ def test_slices_are_a_launch_as_whole_tensors_are(name: str) -> None:
 
 
 def add_one(tensors: Sequence[Tensor], sizes: Sequence[int] | None = None) -> None:
-    """Add 1 to every entry."""
+    """Add 1 to every element."""
     nodes = (("load", (("buffer", 0),)), ("add", (("value", 0), ("number", 0))))
     program = Program(nodes, ((0, 1),), None, (tensors[0].dtype,), (), (), CPU)
     sizes = [t.numel() for t in tensors] if sizes is None else sizes
@@ -138,7 +138,7 @@ def test_tensors_of_all_sizes_are_one_launch() -> None:
 
 
 def test_views_at_odd_addresses_are_a_launch_of_their_own() -> None:
-    """And what lies around them is not touched."""
+    """The memory around the views is not written."""
     wholes = [torch.zeros(CHUNK + 100) for _ in range(4)]
     tensors = [whole[i : i + CHUNK + 9] for i, whole in enumerate(wholes)]
     before = launches.LAUNCHES["program"]
@@ -155,7 +155,7 @@ def test_none_of_the_entries_is_no_launch() -> None:
 
 
 def test_entries_beyond_2_to_the_31_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last chunks of a tensor that would take 9 GB, of which this memory is the end."""
+    """The test has memory for the last chunks of a tensor that would need 9 GB."""
     wide = span(2**31, CHUNK)
     size, memory = 31_000 * wide + 17, torch.zeros(wide + 17)
     assert size > 2**31
@@ -170,7 +170,7 @@ def test_entries_beyond_2_to_the_31_are_found(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_elements_beyond_2_to_the_32_have_the_bits_of_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hash takes the place of an element in 32 bits, so a start stands for a large place."""
+    """The hash uses 32 bits of an element's place, so a start replaces a large place."""
     memory, out = torch.rand(CHUNK), torch.zeros(2, CHUNK, dtype=torch.bfloat16)
     operands = (("value", 0), ("vector", 0), ("vector", 1), ("half", 0))
     nodes = (("load", (("buffer", 0),)), ("round", operands))
@@ -216,7 +216,7 @@ def test_a_kernel_measures_what_is_no_number(
 
 @pytest.mark.parametrize("order", [1, 2, float("inf")])
 def test_a_block_of_large_and_small_numbers_is_measured(order: float) -> None:
-    """Beyond what float32 can add up, also where only some blocks are."""
+    """The sums overflow or underflow float32, in all blocks or only in some."""
     grads = [torch.full((5000,), 1e-3), torch.full((5000,), 3e38), torch.full((5000,), 1e-44)]
     grads[0][4500] = 1e35
     right = [torch.linalg.vector_norm(g.double(), order) for g in grads]
@@ -234,7 +234,7 @@ def statistics_of(tensors: Sequence[Tensor], measure: Any) -> Tensor:
 
 
 def test_the_parts_of_a_long_tensor_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its programs take more entries than those of others, whose statistics keep their bits."""
+    """A long tensor has larger chunks; the statistics of other tensors keep their bits."""
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(n, generator=generator) for n in (9 * CHUNK + 5, CHUNK + 7, 100)]
     plain = [statistics_of([t], NAMED["l2"])[0, 0] for t in tensors]
@@ -279,9 +279,9 @@ def test_a_step_of_every_rule_is_the_plain_step(case: Case) -> None:
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.filterwarnings("ignore:Momentum. with momentum=1")
 def test_a_step_of_random_chains_is_the_plain_step(part: int) -> None:
-    """Two hundred and more, in four parts so that processes can share them."""
+    """More than two hundred chains are tried, in four parts for several processes."""
 
-    @seed(part)  # or every part would draw the same
+    @seed(part)  # otherwise every part would draw the same chains
     @settings(max_examples=55, derandomize=False, database=None)
     @given(chain=chains())
     def check(chain: Chain) -> None:
@@ -312,7 +312,7 @@ def test_small_state_has_the_bits_that_it_has_in_cpp(
             opt.step()
         held.append([opt.state[p][f"Adam/{k}"] for p in params for k in ("exp_avg", "exp_avg_sq")])
     differ = sum([int((a != b).sum()) for a, b in zip(*held, strict=True)])
-    assert differ <= 2  # of 11,212, where float32 is rounded elsewhere
+    assert differ <= 2  # of 11,212: float32 is rounded in other places
 
 
 def test_tensors_with_gaps_and_in_another_order_are_taken() -> None:
@@ -326,7 +326,7 @@ def test_tensors_with_gaps_and_in_another_order_are_taken() -> None:
 
 
 def test_parameters_that_share_one_flat_vector_are_taken() -> None:
-    """As some frameworks keep them: most begin at an odd address."""
+    """Some frameworks store parameters in this way; most begin at an unaligned address."""
     ours, theirs = params_of([(7, 3), (5,), (1,), (33,)]), params_of([(7, 3), (5,), (1,), (33,)])
     flat = torch.cat([p.detach().view(-1) for p in ours])
     for p, part in zip(ours, flat.split([p.numel() for p in ours]), strict=True):

@@ -1,7 +1,7 @@
-"""Kernels in Triton as machine code for four generations of cards, on a machine without one.
+"""Triton kernels as machine code for four generations of GPUs, on a machine without a GPU.
 
-`make test-triton` runs these. ptxas, cuobjdump and nvdisasm, which come with Triton, say what a
-kernel takes, and in what order.
+`make test-triton` runs these tests. ptxas, cuobjdump and nvdisasm are part of Triton. They report
+the resources of a kernel, and the order of its instructions.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),
 ]
 CARDS = (80, 90, 100, 120)
-REGISTERS = 128  # of 65,536: a quarter of a card's threads, which is enough to wait for memory
-HEADLINE = 96  # of the kernel behind a clip with Adam, which has 28 bytes an entry to wait for
-ENTRIES = 8  # of each list, for a thread at a time
+REGISTERS = 128  # of 65,536: a quarter of a GPU's threads run, enough to hide the latency of memory
+HEADLINE = 96  # of the kernel after clipping, with Adam, which moves 28 bytes per element
+ENTRIES = 8  # of each list, per thread at a time
 
 
 def programs(
     *chain: Transform, dtype: torch.dtype = torch.float32, **options: Any
 ) -> list[Program]:
-    """The programs of a chain's second step, when all state is there."""
+    """Return the programs of a chain's second step, after its state has been made."""
     params = params_of([(4, 5), (6,)])
     for p in params:
         p.data = p.data.to(dtype)
@@ -73,7 +73,7 @@ def programs(
 
 
 def watched(opt: Modular) -> list[Program]:
-    """The programs that this optimizer will launch; they run node by node."""
+    """Return a list that will collect the launched programs; they run node by node."""
     engine: Any = opt.engine
     engine.backend = "plain"
     run, seen = engine.run, list[Program]()
@@ -88,7 +88,7 @@ def watched(opt: Modular) -> list[Program]:
 
 @cache
 def of_the_contract() -> list[Program]:
-    """Every program of every construction of the contract table, in front of Adam."""
+    """Return every program of every construction of the contract table, before Adam."""
     seen: dict[Program, None] = {}
     for case in GOOD:
         params = parameters(case.shapes)
@@ -104,7 +104,7 @@ def of_the_contract() -> list[Program]:
 
 
 class Machine:
-    """What a kernel takes of a card."""
+    """A kernel compiled for a GPU."""
 
     def __init__(self, kernel: launches.TritonKernel, card: int, **constants: Any) -> None:
         from triton.backends.compiler import GPUTarget
@@ -114,7 +114,7 @@ class Machine:
         signature = kernel.signature | dict.fromkeys(constants, "constexpr")
         places = {(names.index(name),): value for name, value in constants.items()}
         source = ASTSource(kernel.function, signature=signature, constexprs=places)
-        options = launches.OPTIONS | (launches.BOUND if kernel.name == "program" else {})
+        options = launches.OPTIONS | (launches.REGISTERS if kernel.name == "program" else {})
         made = compile(source, target=GPUTarget("cuda", card, 32), options=options)
         self.name, self.shared, self.ptx = made.metadata.name, made.metadata.shared, made.asm["ptx"]
         self.accesses = Counter(re.findall(r"(?:ld|st)\.global[.\w:]*", self.ptx))
@@ -131,12 +131,12 @@ class Machine:
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def resources(self) -> dict[str, int]:
-        """Registers a thread, and the bytes of its stack and of local memory."""
+        """Return the registers per thread, and the bytes of stack and local memory."""
         said = self._told("cuobjdump", "-res-usage")
         return {name: int(n) for name, n in re.findall(r"(REG|STACK|LOCAL):(\d+)", said)}
 
     def blocks(self) -> list[list[str]]:
-        """The instructions in order, in blocks that nothing leaves or enters."""
+        """Return the instructions in order, in blocks without a jump in or out."""
         found: list[list[str]] = [[]]
         for line in self._told("nvdisasm").splitlines():
             said = re.search(r"/\*[0-9a-f]{4}\*/\s+(.*?)\s*;", line)
@@ -152,7 +152,7 @@ LABEL, JUMP = re.compile(r"^(\$\w+):"), re.compile(r"\bbra(?:\.uni)?\s+(\$\w+)")
 
 
 def in_loops(ptx: str) -> list[str]:
-    """The lines of a kernel that may be done more than once: from each a way leads back to it."""
+    """Return the lines of a kernel that may run more than once."""
     lines = [line.strip() for line in ptx[ptx.index(".entry") :].splitlines()]
     places = {found[1]: i for i, line in enumerate(lines) if (found := LABEL.match(line))}
     after: list[list[int]] = []
@@ -181,7 +181,7 @@ def in_loops(ptx: str) -> list[str]:
 
 
 def divides(lines: Sequence[str]) -> list[str]:
-    """Divisions of float64 among lines."""
+    """Return the lines that divide in float64."""
     return [line for line in lines if re.search(r"\b(div|rcp)\.\w+\.f64\b", line)]
 
 
@@ -199,9 +199,9 @@ def fits(machine: Machine, registers: int = REGISTERS, stack: int = 0) -> None:
 
 
 def accesses(program: Program, dtypes: Sequence[torch.dtype]) -> Counter[int]:
-    """How many accesses of how many bits the entries of a thread take.
+    """Return the number of memory accesses of a thread, by their bits.
 
-    Of the widest dtype they are of 128 bits, and of others of as many entries.
+    The widest dtype is accessed 128 bits at a time, and other dtypes the same number of elements.
     """
     widest = max([dtype.itemsize for dtype in program.buffers])
     found = Counter[int]()
@@ -216,7 +216,7 @@ def loaded(program: Program) -> list[torch.dtype]:
 
 
 def access_is_wide(machine: Machine, program: Program) -> None:
-    """In the branch of whole blocks; the other has one access an entry."""
+    """Check the accesses of whole blocks; other blocks have one access per element."""
     bits = {"b8": 8, "b16": 16, "b32": 32, "b64": 64}
     found = Counter[int]()
     for access, count in machine.accesses.items():
@@ -228,7 +228,7 @@ def access_is_wide(machine: Machine, program: Program) -> None:
 
 
 def loads_at_once(machine: Machine, program: Program) -> None:
-    """All loads of whole blocks stand in a row, before whatever may branch: they are one wait."""
+    """Check that loads of whole blocks follow each other without a branch: they are one wait."""
     least = accesses(program, loaded(program))
     for block in machine.blocks():
         found = Counter[int]()
@@ -242,7 +242,7 @@ def loads_at_once(machine: Machine, program: Program) -> None:
 
 
 def is_lean(machine: Machine, program: Program) -> None:
-    """It needs no shared memory where nothing is measured, and divides in no loop in float64."""
+    """Check that only norms need shared memory, and that no loop divides in float64."""
     if program.measured is None:
         assert machine.shared == 0, program
         assert "bar.sync" not in machine.ptx
@@ -253,8 +253,9 @@ def is_lean(machine: Machine, program: Program) -> None:
 
 @pytest.mark.parametrize("part", range(4))
 def test_kernels_of_the_contract_fit_every_card(part: int) -> None:
-    """No stack, few registers, no shared memory but for sums, and wide loads of aligned tensors; of
-    others there is little stack.
+    """Kernels have few registers, wide loads, and shared memory only for sums.
+
+    They have no stack for aligned tensors, and a small stack for others.
     """
     some = of_the_contract()[part::4]
     assert len(some) > 10
@@ -265,7 +266,7 @@ def test_kernels_of_the_contract_fit_every_card(part: int) -> None:
             fits(machine)
             is_lean(machine, program)
             access_is_wide(machine, program)
-        fits(Machine(kernel, CARDS[part], ALIGNED=False), stack=16)  # one spills so much there
+        fits(Machine(kernel, CARDS[part], ALIGNED=False), stack=16)  # one of them spills 16 bytes
 
 
 @pytest.mark.parametrize("card", CARDS)
@@ -294,7 +295,7 @@ def test_small_state_fits(card: int) -> None:
 
 
 def test_a_kernel_has_a_name_that_says_what_it_does() -> None:
-    """In profilers; else all are called `kernel`."""
+    """Profilers show the name; otherwise all kernels would be called `kernel`."""
     norm, rest = [Machine(kernel_of(x), 90, ALIGNED=True) for x in programs(*CHAINS["headline"]())]
     assert norm.name == "torchzero_clip_measure"
     assert rest.name == "torchzero_clip_over_lerp_mul_addcmul_sqrt_add_div_sub"
@@ -325,7 +326,7 @@ def test_joining_statistics_fits(card: int) -> None:
 
 @pytest.mark.parametrize("order", [1, 2, float("inf")])
 def test_statistics_of_most_blocks_are_added_in_float32(order: float) -> None:
-    """One branch is in float64, where a block is out of range."""
+    """A branch in float64 is for blocks that are out of the range of float32."""
     (norm, *_) = programs(ClipNorm(1.0, ord=order), LR(0.1))
     assert norm.measured is not None
     text = kernel_of(norm).text
@@ -335,7 +336,7 @@ def test_statistics_of_most_blocks_are_added_in_float32(order: float) -> None:
 
 
 def test_offsets_have_64_bits() -> None:
-    """A tensor may have more than 2³¹ entries: where a chunk begins is computed in 64 bits."""
+    """A tensor may have more than 2³¹ elements, so the begin of a chunk has 64 bits."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
@@ -359,10 +360,10 @@ def test_offsets_have_64_bits() -> None:
 def test_the_headline_compiles_in_two_seconds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Processor time of this process and of ptxas, in an empty cache."""
+    """The time is processor time of this process and of ptxas, with an empty cache."""
     (first, *_) = programs(LR(0.1))
     some = programs(*CHAINS["headline"]())
-    Machine(kernel_of(first), 90, ALIGNED=True)  # what is loaded once is there
+    Machine(kernel_of(first), 90, ALIGNED=True)  # to load modules before the measurement
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     before = sum(os.times()[:4])
     for program in some:
@@ -374,7 +375,7 @@ def test_the_headline_compiles_in_two_seconds(
 
 
 def test_a_kernel_is_one_whatever_its_arguments_are() -> None:
-    """Nothing is compiled again for another number of tensors or another address."""
+    """Another number of tensors, or another address, compiles no new kernel."""
     (program,) = programs(LR(0.1))
     function = kernel_of(program).function
     free = [p.name for p in function.params if not p.is_constexpr and p.do_not_specialize]
@@ -398,7 +399,7 @@ VECTORS: dict[str, Any] = {
 
 
 def vector_kernels(chain: Any, monkeypatch: pytest.MonkeyPatch) -> list[launches.TritonKernel]:
-    """The kernels between the launches of a step of some tensors."""
+    """Return the vector kernels of a step of twelve tensors."""
     monkeypatch.setattr(device_step, "KERNELS", {})
     steps(Chain("vectors", chain), 12, engine=COMPILED, turns=REPEATED)
     return list(device_step.KERNELS.values())
@@ -408,20 +409,20 @@ def vector_kernels(chain: Any, monkeypatch: pytest.MonkeyPatch) -> list[launches
 def test_vectors_between_launches_fit_every_card(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One block does them: registers are there, and a power of float64 takes a little stack."""
+    """A single block runs, so registers are plenty; a float64 power needs a small stack."""
     kernels = vector_kernels(VECTORS[name], monkeypatch)
     assert kernels
     for card in CARDS:
         for kernel in kernels:
             found = Machine(kernel, card).resources()
             assert (found["STACK"] <= 256, found["LOCAL"]) == (True, 0), found
-            assert 0 < found["REG"] < 255, found  # of 255 some would be kept in memory
+            assert 0 < found["REG"] < 255, found  # with 255, some values would be in memory
 
 
 def test_the_vectors_of_the_headline_compile_in_a_second(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Processor time, in an empty cache, once a kernel has been compiled in this process."""
+    """The time is processor time with an empty cache, after another compilation."""
     (kernel,) = vector_kernels(VECTORS["headline"], monkeypatch)
     Machine(kernel, 80)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

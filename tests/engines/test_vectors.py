@@ -1,4 +1,4 @@
-"""Vector programs: what a step says of small tensors, in torch's words, is what torch does."""
+"""Vector programs: recorded arithmetic on small tensors has the results of torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ODD = (0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, math.inf, -math.inf, math.nan, 1e-3
 
 
 def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """Numbers of both signs, odd ones among them."""
+    """Return numbers of both signs, with NaN, infinities and other edge cases among them."""
     generator = torch.Generator().manual_seed(seed)
     if dtype == torch.bool:
         return torch.rand(shape, generator=generator) > 0.5
@@ -40,7 +40,7 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor
 
 
 def recorded(function: Function, leaves: list[Tensor]) -> tuple[NativeStep, Any, list[Tensor]]:
-    """A function as a native step, and as one of Python, with the memory of what it returns."""
+    """Return a function as a native step and as a Python function, and its results' memory."""
     recorder = StepRecorder([])
     with recorder:
         out = function(*leaves)
@@ -52,7 +52,7 @@ def recorded(function: Function, leaves: list[Tensor]) -> tuple[NativeStep, Any,
 
 
 def compare(*cases: tuple[Function, Sequence[Tensor]], lacks: Sequence[str] = ()) -> None:
-    """A step of these functions has the numbers of torch, and leaves the same in their leaves."""
+    """Check that a native step of these functions returns and writes the same as torch."""
 
     def all_of(*leaves: Tensor) -> list[Tensor]:
         each, found = iter(leaves), list[Tensor]()
@@ -90,7 +90,7 @@ WORDS: dict[str, Function] = {
     "in place": lambda x: x.add_(1).mul_(0.5),
     "masked": lambda x: x.masked_fill(x > 0, 7.0),
 }
-"""What torch says by another operator, or with numbers."""
+"""Functions that torch records as another operator, or with numbers as operands."""
 WORDS_OF_TWO: dict[str, Function] = {
     "smaller": torch.minimum,
     "larger": torch.maximum,
@@ -232,7 +232,7 @@ FEWER: dict[str, Function] = {
 
 @pytest.mark.parametrize("name", FEWER)
 def test_lists_of_one_shape_meet_operands_of_fewer_dims_each_its_own(name: str) -> None:
-    """As many tensors as the last dim has entries: none may be taken for the other."""
+    """The count of tensors equals the size of the last dim, so that a mix-up would be seen."""
     cases: list[tuple[Function, list[Tensor]]] = []
     for shape, count, other in itertools.product(OPERANDS, (2, 5), FLOATS):
         some = [numbers((5, 5), torch.float32, i) for i in range(count)]
@@ -282,7 +282,7 @@ def test_what_the_table_lacks_stays_a_call_of_torch_between_two_programs() -> No
     step, plainly, kept = recorded(median, [x])
     assert step([])
     ours = [t.clone() for t in kept]
-    x.mul_(-1)  # what torch makes lies elsewhere now
+    x.mul_(-1)  # and results of torch have other addresses now
     ballast = [torch.zeros(6, dtype=torch.float64) for _ in range(9)]
     assert step([])
     again = [t.clone() for t in kept]

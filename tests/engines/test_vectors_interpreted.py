@@ -1,6 +1,6 @@
-"""Vector programs in Triton's interpreter: what holds in C++ holds there, with kernels on the CPU.
+"""Vector programs in Triton's interpreter: the tests of C++ pass there too, on the CPU.
 
-`make test-triton` runs these; TRITON_INTERPRET=1 must be set before Triton is imported.
+`make test-triton` runs these tests; TRITON_INTERPRET=1 must be set before Triton is imported.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.
 pytestmark = [
     pytest.mark.triton,
     pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1"),
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, of infinities and NaN
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy warns of infinities and NaN
 ]
 
 
 @pytest.fixture(autouse=True)
 def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are those that CUDA gets."""
+    """Make steps of the kind for CUDA."""
     monkeypatch.setattr(vectors, "NativeStep", DeviceStep)
 
 
 def test_a_remainder_is_that_of_torch() -> None:
-    """Of quotients that the interpreter holds, which has no product and sum in one."""
+    """The quotients are small, because the interpreter has no fused multiply-add."""
     x = torch.tensor([0.0, -0.0, 5.5, -5.5, 7.0, torch.inf, -torch.inf, torch.nan, -2.0, 3.0])
     for y in (x, -x):
         pairs = torch.cartesian_prod(x, y).double()
@@ -72,17 +72,17 @@ def test_many_entries_go_by_some_at_a_time() -> None:
         compare((lambda x: x.transpose(0, -1) * 2, [numbers(shape, torch.float32)]))
 
 
-# ---------------------------------------------------------------------- in as few as can be
+# ---------------------------------------------------------------------- few kernels
 
 
 def copies(*pairs: tuple[int, int]) -> list[VectorNode | Launched]:
-    """A number is copied to another, one pair after the other."""
+    """Return nodes that copy a number to another, one node per pair."""
     places = [[Region(m, torch.float64, (), ()) for m in pair] for pair in pairs]
     return [VectorNode("copy", to, (of,), torch.float64) for of, to in places]
 
 
 def launch(reads: int, makes: int | None) -> Launched:
-    """A launch of a list program that reads a number and makes another."""
+    """Return a launch of a list program that reads a number and writes another."""
     places = [Region(m, torch.float64, (), ()) for m in (reads, makes or 0)]
     nothing = Relaunch(Launch(PROGRAM, [], None, [], [], [], []), print, [], {})
     return Launched(nothing, (), (), (places[0],), None if makes is None else places[1])

@@ -1,4 +1,4 @@
-"""Memory: the buffers that the values on a tape lie in."""
+"""Memory: the buffers in which a tape's values are, and the spare buffers for new values."""
 
 from __future__ import annotations
 
@@ -21,31 +21,47 @@ from torchzero_clip.engines.buffers import Buffer, disjoint
 from torchzero_clip.engines.compiled.lists.nodes import Nodes
 from torchzero_clip.engines.compiled.lists.runner import Runner
 
-PARAMETERS, GRADIENTS = 0, 1
-"""The ids of these buffers on every tape."""
-WIDE, WIDE_GRADIENTS = -1, -2
-"""Those of no memory: float32 of two halves, and of gradients in half precision."""
-SPARES = 2  # buffers that last from step to step; more are made anew
+PARAMETERS = 0
+"""The index of the buffer of parameters, on every tape."""
+GRADIENTS = 1
+"""The index of the buffer of gradients, on every tape."""
+WIDE = -1
+"""The index for parameters in float32 that are stored as two halves; it is no buffer."""
+WIDE_GRADIENTS = -2
+"""The index for gradients of half precision in float32; it is no buffer."""
+SPARES_KEPT = 2  # spare buffers that last from step to step, of a bucket
 Family: TypeAlias = "weakref.WeakKeyDictionary[Any, None]"
-"""The tapes that share memory. Weak dictionaries keep the order in which their keys were added. The
-order of a WeakSet depends on addresses, so two runs, or two ranks, would differ."""
+"""The tapes that share memory. A dictionary keeps the order in which its keys were added. The order
+of a WeakSet depends on addresses, so two runs, or two ranks, would differ."""
 
 
 class Cell:
-    """Where the values of a list are: in a buffer, or at a node whose values are in no buffer yet.
+    """The place of a list's values: a buffer, or a value of a tape that is in no buffer yet.
 
-    A list shares its cell with the lists that borrow it, so that they have one memory and see what
+    A list shares its cell with the lists that borrow it. So they have one memory, and they see what
     is written to it.
     """
 
     __slots__ = ("__weakref__", "buffer", "value")
 
     def __init__(self, buffer: int | None, value: int) -> None:
-        self.buffer, self.value = buffer, value
+        self.buffer = buffer
+        self.value = value
 
 
 class Memory(Nodes):
-    """The buffers of one bucket: parameters, gradients, state, and spare ones for other values."""
+    """The buffers of one bucket: parameters, gradients, state, and spare buffers for other values.
+
+    Attributes:
+        buffers: All buffers of the tape; code refers to a buffer by its index.
+        lasting: The buffers of parameters, gradients and state, which no other list may use.
+        spares: The buffers for new values.
+        shown: The spare buffers whose tensors, or views of them, other code may have.
+        taken: The buffers whose tensors the running rule has read; None outside of a rule.
+        cells: The cells of all lists on this tape that still exist.
+        elements: The places of elements in whole parameters, if stochastic rounding needs them.
+        beside: The buffer that completes low-precision parameters: lower halves or Kahan sums.
+    """
 
     def __init__(
         self,
@@ -57,16 +73,20 @@ class Memory(Nodes):
         family: Family,
     ) -> None:
         super().__init__(len(params), params[0].device)
-        self.runner, self.family, self.places, self.bucket = runner, family, list(places), key
+        self.runner = runner
+        self.family = family
+        self.places = list(places)
+        self.bucket = key
         self.key = (key, self.places[0], len(places), params[0].device, grads[0].dtype)
         family[self] = None
-        found = runner.buffers.find((self.key, "parameters"), params)
-        self.buffers: list[Buffer] = [found, Buffer(grads)]
-        self.lasting = {PARAMETERS, GRADIENTS}  # and state: no list of another value lies there
-        self.spares: list[int] = []  # buffers for values that have none
-        self.shown: set[int] = set()  # spare buffers that somebody may hold tensors or views of
-        self.taken: set[int] | None = None  # buffers whose tensors the rule that runs has taken
-        self.lasting_spares, self.state_dtype = 0, state_dtype(params[0])  # how many of them last
+        parameters = runner.buffers.find((self.key, "parameters"), params)
+        self.buffers: list[Buffer] = [parameters, Buffer(grads)]
+        self.lasting = {PARAMETERS, GRADIENTS}
+        self.spares: list[int] = []
+        self.shown: set[int] = set()
+        self.taken: set[int] | None = None
+        self.lasting_spares = 0  # the number of spare buffers that last from step to step
+        self.state_dtype = state_dtype(params[0])
         self.sizes = list(map(Tensor.numel, params))
         self.cells: weakref.WeakKeyDictionary[Cell, None] = weakref.WeakKeyDictionary()
         self.skip = Skip()
@@ -75,23 +95,25 @@ class Memory(Nodes):
         if runner.recorder is not None:
             self.read = _copy
             runner.recorder.open(self.buffers[GRADIENTS])
-        self.elements: Elements | None = None  # of the parameters, where something is rounded
-        self.beside = GRADIENTS  # what is kept beside the parameters, where something is
+        self.elements: Elements | None = None
+        self.beside = GRADIENTS
 
     def hold(self, tensors: Sequence[Tensor], name: Hashable = None) -> int:
-        """The buffer of these tensors; those with a name are known from the step before."""
+        """Return the buffer of these tensors; a buffer with a name is kept from step to step."""
         for i, buffer in enumerate(self.buffers):
             if buffer.tensors[0] is tensors[0] and all(map(operator.is_, buffer.tensors, tensors)):
                 return i
         recorder = self.runner.recorder
         if recorder is not None and (not all_here(tensors) or recorder.changing(tensors)):
             return self._copied(tensors)
-        found = self.runner.buffers.find((self.key, name), tensors) if name else Buffer(tensors)
-        self.buffers.append(found)
+        if name:
+            self.buffers.append(self.runner.buffers.find((self.key, name), tensors))
+        else:
+            self.buffers.append(Buffer(tensors))
         return len(self.buffers) - 1
 
     def _copied(self, tensors: Sequence[Tensor]) -> int:
-        """A buffer that lasts, into which a step that is written down copies these."""
+        """Return a buffer that lasts, into which the recorded step copies these tensors."""
         for known, i in self._copies:
             if len(known) == len(tensors) and all(map(operator.is_, known, tensors)):
                 return i
@@ -103,27 +125,29 @@ class Memory(Nodes):
             rows = zip(params, tensors, strict=True)
             return [torch.empty_like(p, dtype=t.dtype) for p, t in rows]
 
-        made = self.runner.memory(like)
-        foreach("copy_", made, list(tensors))
-        self._copies.append((list(tensors), self.hold(made)))
-        return self._copies[-1][1]
+        copies = self.runner.memory(like)
+        foreach("copy_", copies, list(tensors))
+        buffer = self.hold(copies)
+        self._copies.append((list(tensors), buffer))
+        return buffer
 
     def lent(self, buffer: int) -> list[Tensor]:
-        """The tensors of a buffer, to be written without a program."""
+        """Return the tensors of a buffer, which the caller may write."""
+        tensors = self.buffers[buffer].tensors
         if self.skip and buffer in self.lasting:
-            self.skip.hold(self.buffers[buffer].tensors)
-        return self.buffers[buffer].tensors
+            self.skip.hold(tensors)
+        return tensors
 
     # ------------------------------------------------------------------ spare buffers
 
     def cell(self, buffer: int | None = None, value: int = -1) -> Cell:
-        """Make the cell of a list: for a buffer, or for a value that is in none yet."""
-        made = Cell(buffer, value)
-        self.cells[made] = None
-        return made
+        """Return a new cell for a list: of a buffer, or of a value that is in no buffer yet."""
+        cell = Cell(buffer, value)
+        self.cells[cell] = None
+        return cell
 
     def show(self, buffer: int) -> None:
-        """Note that somebody gets the tensors of a buffer, of which no list here may remain."""
+        """Note that the caller gets the tensors of a buffer, and may keep them without a list."""
         if buffer in self.spares:
             self.shown.add(buffer)
         if self.taken is not None:
@@ -131,54 +155,65 @@ class Memory(Nodes):
 
     @contextmanager
     def showing(self) -> Iterator[None]:
-        """Run a rule inside, and let memory that it has taken be reused after it.
+        """Run a rule in the block; memory that the rule has read may be reused after it.
 
-        What the block returns must be a list of this tape by then.
+        At the end of the block, the result of the rule must be a list of this tape.
         """
-        before = set(self.shown), self.taken
+        shown = set(self.shown)
+        taken = self.taken
         self.taken = set()
         yield
-        self.shown, self.taken = before
+        self.shown = shown
+        self.taken = taken
 
     def _spare(self, dtype: torch.dtype, used: set[int | None]) -> int:
-        """A buffer that no list lies in: one that lasts, or new memory."""
+        """Return a spare buffer that no list uses, from an earlier step if possible."""
         for i in self.spares:
             if i not in used and self.buffers[i].dtype == dtype and self._free(i):
                 return i
+        if (
+            self.device.type != "cpu"
+            or self.lasting_spares == SPARES_KEPT
+            or dtype != self.state_dtype
+        ):
+            self.spares.append(self.fresh(dtype))
+            return self.spares[-1]
         params = self.buffers[PARAMETERS].tensors
-        if self.device.type == "cpu" and self.lasting_spares < SPARES and dtype == self.state_dtype:
-            key = self.bucket, self.lasting_spares
-            like = partial(self.runner.workspaces.like, key, self.places, params)
-            memory = self.runner.memory(like)
-            self.spares.append(self.hold(memory, ("spare", self.lasting_spares)))
-            self.lasting_spares += 1
-            return self._spare(dtype, used)
-        self.spares.append(self.fresh(dtype))
-        return self.spares[-1]
+        key = self.bucket, self.lasting_spares
+        like = partial(self.runner.workspaces.like, key, self.places, params)
+        memory = self.runner.memory(like)
+        self.spares.append(self.hold(memory, ("spare", self.lasting_spares)))
+        self.lasting_spares += 1
+        return self._spare(dtype, used)  # lists of another tape may use it
 
     def fresh(self, dtype: torch.dtype) -> int:
-        """A buffer of new memory."""
+        """Return a buffer of new memory."""
         params = self.buffers[PARAMETERS].tensors
-        made = self.runner.memory(lambda: [torch.empty_like(t, dtype=dtype) for t in params])
-        return self.hold(made)
+        tensors = self.runner.memory(lambda: [torch.empty_like(t, dtype=dtype) for t in params])
+        return self.hold(tensors)
 
     def _free(self, spare: int) -> bool:
-        """Whether this memory is neither shown nor spanned by a list of another kind or tape."""
+        """Return whether a spare buffer is not shown, and shares no memory with other lists."""
+        if spare in self.shown:
+            return False
         others = [buffer for tape in self.family for buffer in tape.loose(self)]
-        mine = self.buffers[spare]
-        return spare not in self.shown and all([disjoint([mine, other]) for other in others])
+        buffer = self.buffers[spare]
+        return all([disjoint([buffer, other]) for other in others])
 
     def loose(self, asked: Memory) -> list[Buffer]:
-        """The buffers that may be in spare memory of `asked`, without its own spare ones."""
-        found = {cell.buffer for cell in self.cells} - {None, PARAMETERS, GRADIENTS}
-        found -= {WIDE, WIDE_GRADIENTS}
+        """Return the buffers that may overlap spare buffers of the tape `asked`.
+
+        For its own tape, they are the buffers that are neither lasting nor spare.
+        """
+        loose = {cell.buffer for cell in self.cells} - {None, PARAMETERS, GRADIENTS}
+        loose -= {WIDE, WIDE_GRADIENTS}
         if self is asked:
-            found -= {*self.lasting, *self.spares}
+            loose -= {*self.lasting, *self.spares}
         else:
-            found |= self.shown
-        return [self.buffers[i] for i in found if i is not None]
+            loose |= self.shown
+        return [self.buffers[i] for i in loose if i is not None]
 
 
 def _copy(x: Tensor) -> Tensor:
-    """The number in a tensor, which is read when a program runs; it may have changed by then."""
+    """Return a copy of a number, which a recorded step reads when it is replayed."""
     return x.detach().to(torch.float64, copy=True)

@@ -1,4 +1,7 @@
-"""Nodes: what was asked of lists, and the numbers, vectors and 0-dim tensors that they take."""
+"""Nodes: the recorded operators of a tape, and the operands that are no lists.
+
+Operands are Python numbers, 0-dim tensors (scalars), and vectors with one element per tensor.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,21 @@ from torchzero_clip.engines.compiled.printers.program import Node, NodeOperand
 
 
 class Nodes:
-    """What was asked of lists of `count` tensors on a device.
+    """The recorded operators of lists of `count` tensors on a device.
 
-    A node is (operator, operands): a value is computed from earlier ones, numbers, 0-dim tensors on
-    the device, and vectors with an entry a tensor.
+    A node is (operator, operands); see `NodeOperand` in printers/program.py. The index of a node is
+    called a value.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
-        self.count, self.device = count, device
-        self.read: Callable[[Tensor], float | Tensor] = float  # the number in a CPU tensor
-        self.interpreted = False  # whether the CPU stands for a GPU, whose numbers are not read
+        self.count = count
+        self.device = device
+        self.read: Callable[[Tensor], float | Tensor] = float  # reads the number in a CPU tensor
+        self.interpreted = False  # whether Triton's interpreter runs programs of CPU tensors
         self.clear()
 
     def clear(self) -> None:
+        """Forget everything recorded."""
         self.nodes: list[Node] = []
         self.dtypes: list[torch.dtype] = []
         self.numbers: list[float | Tensor] = []
@@ -38,7 +43,7 @@ class Nodes:
         self.rows: SliceRows | None = None  # the slices that have operands of their own
 
     def cast(self, value: int, dtype: torch.dtype) -> int:
-        """A value in another dtype."""
+        """Return a value in another dtype."""
         if self.dtypes[value] == dtype:
             return value
         return self.node("to", (("value", value), ("dtype", str(dtype))), dtype)
@@ -46,42 +51,47 @@ class Nodes:
     def add(
         self, name: str, value: int, operands: Sequence[Any], keep_dtype: bool = False
     ) -> int | None:
-        """A new value, or None where an operand is nothing that a program takes."""
+        """Record an operator and return its value, or None if an operand cannot be recorded."""
         if name == "add" and keep_dtype and isinstance(operands[0], TensorList):
-            name, operands = "addcmul", (operands[0], 1.0)
+            name = "addcmul"  # the same program as with a factor
+            operands = operands[0], 1.0
         name = SYNONYMS.get(name, name)
-        flag, mine = OPERATORS[name].flag, self.dtypes[value]
-        found = [self.operand(x) for x in operands]
-        known = [x for x in found if x is not None]
-        if len(known) < len(found) or (mine == torch.bool and not flag):
+        flag = OPERATORS[name].flag
+        list_dtype = self.dtypes[value]
+        maybe = [self.operand(x) for x in operands]
+        recorded = [x for x in maybe if x is not None]
+        if len(recorded) < len(maybe) or (list_dtype == torch.bool and not flag):
             return None
-        made_by, made_of = self.nodes[value]
-        if name == "reciprocal" and made_by == "div" and made_of[1][0] == "value":
-            return self.node("div", made_of[::-1], mine)  # of a quotient: the other one
-        if name == "div" and known[0][0] in ("vector", "row", "number"):
-            name = "mul"  # a division of every entry takes as long as all the rest
-            self._invert(known[0])
-        dtype = mine
+        source, source_operands = self.nodes[value]
+        if name == "reciprocal" and source == "div" and source_operands[1][0] == "value":
+            return self.node("div", source_operands[::-1], list_dtype)  # 1 / (a / b) is b / a
+        if name == "div" and recorded[0][0] in ("vector", "row", "number"):
+            name = "mul"  # dividing each element takes as long as all other operators together
+            self._invert(recorded[0])
+        dtype = list_dtype
         if name == "where":
-            known[1:] = [
-                ("value", self.cast(x[1], mine)) if x[0] == "value" else x for x in known[1:]
+            recorded[1:] = [
+                ("value", self.cast(x[1], dtype)) if x[0] == "value" else x for x in recorded[1:]
             ]
         else:
-            for kind, which in known:
-                dtype = torch.promote_types(dtype, self.dtypes[which]) if kind == "value" else dtype
-        made = self.node(name, (("value", value), *known), torch.bool if flag else dtype)
-        return self.cast(made, mine) if keep_dtype else made
+            for kind, which in recorded:
+                if kind == "value":
+                    dtype = torch.promote_types(dtype, self.dtypes[which])
+        result = self.node(name, (("value", value), *recorded), torch.bool if flag else dtype)
+        return self.cast(result, list_dtype) if keep_dtype else result
 
     def operand(self, x: Any) -> NodeOperand | None:
-        """An operand as nodes name it; None for tensors of other shapes, or of another's memory.
+        """Record an operand and return it, or return None if it cannot be recorded.
 
-        Those are read at once: they could change before the tape runs.
+        A list of tensors with other shapes or memory cannot be recorded, because it could change
+        before the tape runs.
         """
         if isinstance(x, (int, float)):
             return self._number(float(x))
         if isinstance(x, Tensor):
-            whole = x.numel() == 1 and x.shape != (self.count,)  # a model of one shares programs
-            return self._scalar(x.reshape(())) if whole else self._vector(x)
+            # with a single tensor, x of shape (1,) is a vector as with several tensors
+            is_scalar = x.numel() == 1 and x.shape != (self.count,)
+            return self._scalar(x.reshape(())) if is_scalar else self._vector(x)
         if isinstance(x, OfRows):
             return self._of_rows(x)
         each = x.tensors if isinstance(x, TensorList) else x
@@ -98,22 +108,27 @@ class Nodes:
         return self._vector(torch.stack(list(each)) if vector is None else vector)
 
     def _invert(self, operand: NodeOperand) -> None:
+        """Replace a recorded number or vector by its reciprocal."""
         kind, i = operand
         if kind != "number":
             self.vectors[i] = self.vectors[i].to(wide(self.device)).reciprocal()
-        else:
-            x = self.numbers[i]
-            number = not isinstance(x, Tensor) and not x
-            self.numbers[i] = math.copysign(math.inf, x) if number else 1 / x
+            return
+        x = self.numbers[i]
+        is_zero = not isinstance(x, Tensor) and not x
+        self.numbers[i] = math.copysign(math.inf, x) if is_zero else 1 / x
 
     def _of_rows(self, x: OfRows) -> NodeOperand | None:
-        """Numbers of slices; None where those of others are an operand already."""
+        """Record a vector with one element per slice, or return None.
+
+        All such vectors on a tape must have the same slices.
+        """
         if self.rows not in (None, x.rows) or not x.rows.whole:
             return None
         self.rows = x.rows
         return self._vector(x.vector, "row")
 
     def _vector(self, x: Tensor, kind: str = "vector") -> NodeOperand | None:
+        """Record a vector of numbers or flags."""
         if kind == "vector" and x.shape != (self.count,):
             raise ValueError(
                 f"a vector must have one number for each of the {self.count} tensors of the "
@@ -121,19 +136,22 @@ class Nodes:
             )
         if x.is_complex():
             return None
-        most = wide(self.device)
-        dtype = x.dtype if x.dtype in (torch.float32, most, torch.bool) else most
-        # a copy, since it may change before the tape runs
+        widest = wide(self.device)
+        dtype = x.dtype if x.dtype in (torch.float32, widest, torch.bool) else widest
+        # a copy, because x may change before the tape runs
         self.vectors.append(x.detach().to(self.device, dtype, copy=True).contiguous())
         return kind, len(self.vectors) - 1
 
     def whole(self, x: Tensor) -> NodeOperand:
-        """A vector of whole numbers or flags, which stay as they are."""
-        known = [i for i, vector in enumerate(self.vectors) if vector is x]
-        self.vectors += [] if known else [x]
-        return "vector", known[0] if known else len(self.vectors) - 1
+        """Record a vector of integers or flags, which is neither cast nor copied."""
+        for i, vector in enumerate(self.vectors):
+            if vector is x:
+                return "vector", i
+        self.vectors.append(x)
+        return "vector", len(self.vectors) - 1
 
     def _scalar(self, x: Tensor) -> NodeOperand | None:
+        """Record a 0-dim tensor, as a number if it is on the CPU."""
         if x.is_complex():
             return None
         if x.device.type == "cpu" and not self.interpreted:
@@ -142,10 +160,12 @@ class Nodes:
         return "scalar", len(self.scalars) - 1
 
     def _number(self, x: float | Tensor) -> NodeOperand:
+        """Record a number."""
         self.numbers.append(x)
         return "number", len(self.numbers) - 1
 
     def node(self, name: str, operands: tuple[NodeOperand, ...], dtype: torch.dtype) -> int:
+        """Record a node and return its value."""
         self.nodes.append((name, operands))
         self.dtypes.append(dtype)
         return len(self.nodes) - 1

@@ -1,4 +1,4 @@
-"""Runner: runs programs, and keeps what they need from step to step."""
+"""Runner: the base of an engine that runs the launches of tapes, and keeps their buffers."""
 
 from __future__ import annotations
 
@@ -18,59 +18,61 @@ from torchzero_clip.engines.workspace import Workspaces
 
 
 class StepWriter(Protocol):
-    """What writes down the step that is on its way, as lists see it."""
+    """The recorder of the current step, as lists see it (`StepRecorder` in replay/)."""
 
     def open(self, gradients: Buffer) -> None:
-        """Note a buffer of gradients, which is another one in every step."""
+        """Note a buffer of gradients; each step has other gradients."""
 
     def changing(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether a gradient is among them, which is another tensor in every step."""
+        """Return whether one of the tensors is a gradient, which is another tensor in each step."""
 
     def memory(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """Memory that is made now, and lasts as long as the graph."""
+        """Return new memory that exists as long as the recorded step."""
 
     def launch(self, launch: Launch, runner: Callable[[], Runner | None]) -> Tensor | None:
-        """Write down the launch of a program by what runs it later; what it measures."""
+        """Record a launch and the runner that will run it; return a fake tensor of statistics."""
 
 
 class Runner:
-    """All that a tape knows of its engine."""
+    """The part of an engine that tapes see."""
 
     backend: Literal["native", "triton", "plain"] = "native"
-    """The way programs run: in C++ on CPU and in Triton on CUDA, in Triton on both, which on CPU
-    takes its interpreter, or node by node."""
+    """How programs run. "native": in C++ on the CPU and in Triton on CUDA. "triton": in Triton on
+    both, which on the CPU is Triton's interpreter. "plain": node by node."""
     watch: Cover | None = None
-    """What surrounds every launch; `explain` counts bytes with it."""
+    """A context around every launch; `explain` counts bytes with it."""
 
     def __init__(self) -> None:
-        self.buffers, self.workspaces = Buffers(), Workspaces()
-        self.recorder: StepWriter | None = None  # of the step that is written down
+        self.buffers = Buffers()
+        self.workspaces = Workspaces()
+        self.recorder: StepWriter | None = None  # present while a step is recorded
 
     def run(self, launch: Launch) -> Tensor | None:
-        """Run a program, or write it down where the step is.
-
-        Returns the statistics of what it measures.
-        """
+        """Run a launch, or record it if the step is recorded; return its statistics."""
         if self.recorder is not None:
             return self.recorder.launch(launch, weakref.ref(self))
         with self.watch(launch.read, launch.written) if self.watch else nullcontext():
             stats = self._run(launch)
-        increment_version(launch.written)  # autograd looks at it, and programs do not move it
+        increment_version(launch.written)  # autograd needs it, and kernels do not increment it
         return stats
 
     def memory(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """Memory that a step takes, and that lasts where the step is written down."""
+        """Return new memory for a step; it lasts if the step is recorded."""
         return make() if self.recorder is None else self.recorder.memory(make)
 
     def _run(self, launch: Launch) -> Tensor | None:
-        sizes, every = launch.sizes, range(len(launch.sizes))
+        """Run a launch by its kernel, and node by node for tensors that the kernel cannot take."""
+        every = range(len(launch.sizes))
         call = call_of(launch, self.backend)
         if call is None:
-            return launch.plainly(every)
-        odd = launch.misfits()
-        stats = call(launch, [0 if i in odd else sizes[i] for i in every] if odd else sizes)
-        some = launch.plainly(odd)
-        if stats is not None and some is not None:
-            for column, i in enumerate(launch.columns(odd)):  # a list would be sent to the device
-                stats[:, i] = some[:, column]
+            return launch.run_by_torch(every)
+        misfits = launch.misfits()
+        if not misfits:
+            return call(launch, launch.sizes)
+        stats = call(launch, [0 if i in misfits else launch.sizes[i] for i in every])
+        rest = launch.run_by_torch(misfits)
+        if stats is not None and rest is not None:
+            # one column at a time: an index list would be sent to the device
+            for column, i in enumerate(launch.columns(misfits)):
+                stats[:, i] = rest[:, column]
         return stats

@@ -1,4 +1,4 @@
-"""Kept in: what a program does of the formats that parameters and state are kept in."""
+"""Storage formats: the rounding of parameters and state of fewer bits, as nodes on a tape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchzero_clip.engines.compiled.lists.tape import BucketTape, Taped
 
 
 def rounded(tape: BucketTape, value: int, form: Stochastic, dtype: torch.dtype) -> int:
-    """Float32 numbers at one of their two neighbours."""
+    """Record the stochastic rounding of a float32 value, and return the rounded value."""
     tape.elements = form.elements
     vectors = tape.whole(form.keys), tape.whole(form.elements.starts)
     operands = (("value", value), *vectors, ("half", form.half))
@@ -22,14 +22,16 @@ def rounded(tape: BucketTape, value: int, form: Stochastic, dtype: torch.dtype) 
 
 
 def move(tape: BucketTape, form: Nearest, w: TensorList, u: TensorList) -> None:
-    """w ← w - u, for lists of the tape."""
-    dtype, wide, current = tape.buffers[PARAMETERS].dtype, w.to(torch.float32), tape.current
+    """Record w ← w - u for parameters w that are stored in a format of fewer bits."""
+    dtype = tape.buffers[PARAMETERS].dtype
+    wide = w.to(torch.float32)
+    current = tape.current
     if isinstance(form, Kahan):
         change: Any = Taped(tape, buffer=tape.beside).to(torch.float32).sub(u)
         new: Any = wide.add(change).to(dtype)
-        left: Any = change.add(wide.sub(new))
-        known: Any = left.where(left.isfinite(), 0.0).to(torch.bfloat16)
-        current[tape.beside] = known.value
+        lost: Any = change.add(wide.sub(new))
+        compensation: Any = lost.where(lost.isfinite(), 0.0).to(torch.bfloat16)
+        current[tape.beside] = compensation.value
         current[PARAMETERS] = new.value
         return
     difference: Any = wide.sub(u)
@@ -41,7 +43,8 @@ def move(tape: BucketTape, form: Nearest, w: TensorList, u: TensorList) -> None:
         current[PARAMETERS] = rounded(tape, x, form, dtype)
     else:
         current[PARAMETERS] = tape.cast(x, dtype)
-        values = x, tape.cast(tape.loads[PARAMETERS], torch.float32), current[PARAMETERS]
+        before = tape.cast(tape.loads[PARAMETERS], torch.float32)
+        values = x, before, current[PARAMETERS]
         operands = tuple([("value", value) for value in values])
         sums = tape.run((NAMED["sum"], tape.node("stayed", operands, torch.float32)))
         assert sums is not None

@@ -1,9 +1,9 @@
-"""Tapes: lists note their operators, and one program runs them later.
+"""Tapes: lists record their operators, and one program runs them later.
 
-A link runs as ever. Its lists are Taped: each operator adds a node to the tape of the bucket.
-When values are needed, one program does all that was recorded, in a single pass over memory: at a
-norm, at the end of the step, and where somebody reads the tensors of a list. Nothing else knows
-that it happens.
+A rule works with lists as usual. In the compiled engine its lists are `Taped`: each operator adds a
+node to the `BucketTape` of the bucket, and computes nothing. When values are needed, one program
+computes all recorded nodes in a single pass over memory. Values are needed for a norm, at the end
+of the step, and when a rule reads the tensors of a list. Rules do not depend on the engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.lazy import Lazy
-from torchzero_clip.core.norms import NAMED, Measure, SliceRows, statistics
+from torchzero_clip.core.norms import Measure, SliceRows, statistics
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.torch_private import foreach
 from torchzero_clip.engines.compiled.lists.memory import (
@@ -25,6 +25,7 @@ from torchzero_clip.engines.compiled.lists.memory import (
     WIDE_GRADIENTS,
     Memory,
 )
+from torchzero_clip.engines.compiled.printers.language import ENDINGS
 from torchzero_clip.engines.compiled.printers.program import (
     Launch,
     Measurement,
@@ -32,13 +33,14 @@ from torchzero_clip.engines.compiled.printers.program import (
     program_of,
 )
 
-MEASURED = {(m.kind, m.p): m for m in (NAMED["l1"], NAMED["l2"], NAMED["linf"], NAMED["sum"])}
-"""The measures that programs take, in float64."""
+MEASURED = {(m.kind, m.p): m for m in ENDINGS}
+"""The measures that programs compute, in float64."""
 SINGLE = (torch.float32, torch.bfloat16, torch.float16)
+"""The dtypes of lists that programs measure."""
 
 
 class Taped(Lazy):
-    """A list on a tape: the values in a buffer, or a node whose values lie in no buffer yet."""
+    """A list on a tape. Its values are in a buffer, or they are a value of the tape."""
 
     __slots__ = ("_cell", "_tape")
 
@@ -46,17 +48,18 @@ class Taped(Lazy):
         self, tape: BucketTape, *, buffer: int | None = None, value: int = -1, owned: bool = True
     ) -> None:
         super().__init__()
-        self._tape, self.owned = tape, owned
+        self._tape = tape
+        self.owned = owned
         self._cell = tape.cell(buffer, value)
 
     @property
     def buffer(self) -> int | None:
-        """The buffer that the values are in; None where they are in no buffer yet."""
+        """The buffer with the values; None if they are in no buffer yet."""
         return self._cell.buffer
 
     @property
     def value(self) -> int:
-        """The node that holds the values now."""
+        """The value of the tape that the list has now."""
         buffer = self._cell.buffer
         return self._cell.value if buffer is None else self._tape.load(buffer)
 
@@ -70,23 +73,25 @@ class Taped(Lazy):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors; all that was recorded is done, since they may be written from now on."""
+        """The tensors. Everything recorded runs first, because the caller may write them."""
         if self.buffer in self._tape.current:
             self._tape.run()
-        found = self.compute()
+        tensors = self.compute()
         assert self.buffer is not None
         self._tape.show(self.buffer)
-        return self._tape.lent(self.buffer) if self.owned else found
+        return self._tape.lent(self.buffer) if self.owned else tensors
 
     @tensors.setter
     def tensors(self, tensors: Sequence[Tensor]) -> None:
         self._cell = self._tape.cell(self._tape.hold(tensors))
 
     def compute(self) -> list[Tensor]:
-        """The tensors, to be read at once: later they may hold the values of another list."""
-        self._tape.run_others()
-        if self.buffer in (WIDE, WIDE_GRADIENTS):  # whoever looks may do so to the end of the step
-            value, buffer = self.value, self._tape.fresh(torch.float32)
+        """Return the tensors to read them at once: later they may have values of another list."""
+        self._tape.run_siblings()
+        if self.buffer in (WIDE, WIDE_GRADIENTS):
+            # new memory, because the caller may read it until the end of the step
+            value = self.value
+            buffer = self._tape.fresh(torch.float32)
             self._cell = self._tape.cell(buffer)
             self._tape.current[buffer] = value
         if self.pending:
@@ -98,19 +103,20 @@ class Taped(Lazy):
         return self._tape.count
 
     def statistics(self, m: Measure) -> Tensor:
-        found = self._tape.measure(self, m)
-        return statistics(self.compute(), m) if found is None else found
+        stats = self._tape.measure(self, m)
+        return statistics(self.compute(), m) if stats is None else stats
 
     def _row_statistics(self, rows: SliceRows, m: Measure) -> Tensor | None:
         return self._tape.measure(self, m, rows) if rows.whole else None
 
     def on(self, tape: BucketTape) -> bool:
-        """Whether this list is of that tape."""
+        """Return whether this list is on that tape."""
         return self._tape is tape
 
     def forget(self) -> None:
-        """Let go of the values: no buffer needs to hold them."""
-        self._cell, self.owned = self._tape.cell(PARAMETERS), False
+        """Drop the values, so that no buffer needs to keep them."""
+        self._cell = self._tape.cell(PARAMETERS)
+        self.owned = False
 
     # ------------------------------------------------------------------ memory
 
@@ -120,11 +126,11 @@ class Taped(Lazy):
         return self._lend(borrowed)
 
     def _like(self, value: int, buffer: int | None = None, owned: bool = True) -> Taped:
-        """Another list, to be measured as this one is."""
-        made = Taped(self._tape, buffer=buffer, value=value, owned=owned)
-        made.measure = self.measure
+        """Return another list of this tape, with the same measure."""
+        other = Taped(self._tape, buffer=buffer, value=value, owned=owned)
+        other.measure = self.measure
         self._tape.keep_up()
-        return made
+        return other
 
     def own(self) -> Taped:
         return self if self.owned else self._assign(self.value)
@@ -134,9 +140,9 @@ class Taped(Lazy):
             return self
         if self.buffer == GRADIENTS and dtype == torch.float32 and not self.owned:
             return self._like(-1, WIDE_GRADIENTS, owned=False)
-        made = Taped(self._tape, value=self._tape.cast(self.value, dtype))
+        cast = Taped(self._tape, value=self._tape.cast(self.value, dtype))
         self._tape.keep_up()
-        return made
+        return cast
 
     def clone(self) -> Taped:
         return self._like(self.value)
@@ -144,10 +150,10 @@ class Taped(Lazy):
     def copy_(self, source: TensorList) -> TensorList:
         if isinstance(source, Taped) and source.on(self._tape):
             return self._assign(self._tape.cast(source.value, self.dtype))
-        return self._plainly(lambda plain: plain.copy_(source))
+        return self._write_now(lambda plain: plain.copy_(source))
 
     def _assign(self, value: int) -> Taped:
-        """Take a value: in the cell that is this list's own, otherwise in a new one."""
+        """Set the value of this list, in its own cell if it has one, else in a new cell."""
         if not self.owned:
             self._move_to_cell(value)
         else:
@@ -160,11 +166,11 @@ class Taped(Lazy):
         return self
 
     def _leave(self) -> None:
-        # Nothing may run here: the owner is about to take a value that is only recorded.
+        # nothing may run here: the owner is about to assign a value that is only recorded
         self._move_to_cell(self.value)
 
     def _move_to_cell(self, value: int) -> None:
-        """Take a value in a new cell of this list's own."""
+        """Set the value of this list in a new cell."""
         self._cell = self._tape.cell(value=value)
         self.owned = True
         self.loans = None
@@ -172,7 +178,7 @@ class Taped(Lazy):
     # ------------------------------------------------------------------ operators
 
     def over_(self, ratio: Any) -> bool:
-        """Divide by a ratio of any size; returns whether a program takes it."""
+        """Divide by a ratio of any size; return whether the division could be recorded."""
         value = self._tape.add("over", self.value, (ratio,))
         if value is not None:
             self._assign(value)
@@ -187,45 +193,53 @@ class Taped(Lazy):
     def _write(self, name: str, *operands: Any) -> TensorList:
         if name == "clamp":
             return self._write("clamp_min", operands[0])._write("clamp_max", operands[1])
-        if name == "addcmul" and operands[2:]:  # the product of all three, whatever the third is
+        if name == "addcmul" and operands[2:]:  # the third operand is a factor of any kind
             operands = (self._promoted(operands[0]).mul(operands[2]), operands[1])
         value = self._tape.add(name, self.value, operands, keep_dtype=True)
         if value is not None:
             return self._assign(value)
-        return self._plainly(lambda plain: plain._write(name, *operands))
+        return self._write_now(lambda plain: plain._write(name, *operands))
 
-    def _plainly(self, write: Callable[[TensorList], TensorList]) -> Taped:
-        """Have a plain list of the tensors written, which moves where these are borrowed."""
+    def _write_now(self, write: Callable[[TensorList], TensorList]) -> Taped:
+        """Write the tensors by a plain list; the result of a borrowed list is in other memory."""
         dtype = self.dtype
         if self.owned:
             self._unshare()
         out = write(TensorList(self.tensors, owned=self.owned))
         if not self.owned:
-            self.tensors, self.owned = out.to(dtype).tensors, True
+            self.tensors = out.to(dtype).tensors
+            self.owned = True
             self.loans = None
         return self
 
 
 class BucketTape(Memory):
-    """What was asked of the lists of one bucket, and the buffers that its values lie in.
+    """The recorded operators of one bucket's lists, and the buffers of their values.
 
-    Those of one `family` share memory: writing on one runs what is on the others. None holds
-    another, so that gradients are let go with the step.
+    The tapes of one `family` are siblings: they share memory. So before a tape records its first
+    node, the pending operations of its siblings run. No tape holds a reference to another tape, so
+    gradients are freed with the step.
+
+    Attributes:
+        current: By buffer, the value that the buffer has after everything recorded.
+        loads: By buffer, the value that was loaded from it.
     """
 
     def clear(self) -> None:
         super().clear()
-        self.current: dict[int, int] = {}  # the value that belongs into each buffer by now
+        self.current: dict[int, int] = {}
         self.loads: dict[int, int] = {}
 
     def operand(self, x: Any) -> NodeOperand | None:
         if isinstance(x, Taped) and x.on(self):
             return "value", x.value
-        return None if isinstance(x, Lazy) else super().operand(x)  # reading it might run this one
+        if isinstance(x, Lazy):  # reading it might run this tape
+            return None
+        return super().operand(x)
 
     def node(self, name: str, operands: tuple[NodeOperand, ...], dtype: torch.dtype) -> int:
         if not self.nodes:
-            self.run_others()
+            self.run_siblings()
         return super().node(name, operands, dtype)
 
     # ------------------------------------------------------------------ buffers
@@ -233,15 +247,19 @@ class BucketTape(Memory):
     def record(
         self, tensors: Sequence[Tensor], name: Hashable = None, owned: bool = True
     ) -> TensorList:
-        """Tensors as a list of this tape; a plain one where they are not like the parameters."""
+        """Return tensors as a list of this tape, or as a plain list if they do not fit.
+
+        They fit if they have the shapes of the parameters and memory of their own.
+        """
         i = self.hold(tensors, name) if len(tensors) == self.count else None
         if i is None or (i != GRADIENTS and not self.buffers[i].fits(self.buffers[PARAMETERS])):
             return TensorList(tensors, owned=owned)
-        self.lasting |= {i} if name else set()
+        if name:
+            self.lasting.add(i)
         return Taped(self, buffer=i, owned=owned)
 
     def load(self, buffer: int) -> int:
-        """The value that is in a buffer by now."""
+        """Return the value of a buffer after everything recorded; load it if necessary."""
         if buffer == WIDE_GRADIENTS:
             return self.cast(self.load(GRADIENTS), torch.float32)
         if buffer not in self.current:
@@ -255,93 +273,113 @@ class BucketTape(Memory):
         return self.current[buffer]
 
     def pending(self, buffer: int) -> bool:
-        """Whether a recorded value is still to be written to this buffer."""
+        """Return whether a recorded value must still be written to a buffer."""
         return buffer in self.current and self.current[buffer] != self.loads.get(buffer)
 
     # ------------------------------------------------------------------ running
 
-    def run_others(self) -> None:
-        """Run the nodes of the others of this family."""
+    def run_siblings(self) -> None:
+        """Run the pending operations of the sibling tapes.
+
+        Afterwards this tape can read their results. A sibling is another tape of the family.
+        """
         for tape in [x for x in self.family if x is not self and x.nodes]:
             tape.run()
 
     def keep_up(self) -> None:
-        """Run at once what reads or writes memory whose tensors the running rule has taken.
+        """Run at once if nodes read or write memory whose tensors the running rule has.
 
-        The rule may look at the tensors, or write them, before and after every call.
+        The rule may read the tensors, or write them, before and after every call.
         """
         if self.taken and not self.taken.isdisjoint(self.current):
             self.run()
 
     def run(self, measured: Measurement = None, rows: SliceRows | None = None) -> Tensor | None:
-        """Run what was recorded; then a buffer backs every list that is still referenced."""
+        """Run everything recorded; return the statistics of a measurement.
+
+        Afterwards the values of every list that still exists are in a buffer.
+        """
         used = {cell.buffer for cell in self.cells}
         due = [i for i in self.current if self.pending(i) and (i in used or i not in self.spares)]
         stores = {i: self.current[i] for i in due}
         self._place(stores, used)
         if self.skip and not self.lasting.isdisjoint(stores):
             self._unless(self.skip.on(self.device), stores)
-        made = {i: self.nodes[value] for i, value in stores.items()}
-        copied = {i: node[1][0][1] for i, node in made.items() if node[0] == "load"}
+        nodes = {i: self.nodes[value] for i, value in stores.items()}
+        copied = {i: operands[0][1] for i, (name, operands) in nodes.items() if name == "load"}
         stats = None
         if measured or len(copied) < len(stores) or set(copied.values()) & set(stores):
             stats = self._launch(stores, measured, rows or self.rows)
-        else:  # nothing but copies, which need no program
+        else:  # copies of buffers need no program
             for i, source in copied.items():
                 foreach("copy_", self.buffers[i].tensors, self.buffers[source].tensors)
         self.clear()
         return stats
 
     def _place(self, stores: dict[int, int], used: set[int | None]) -> None:
-        """Give every cell without memory a spare buffer, in the order in which they were made."""
+        """Give every cell without a buffer a spare one, in the order in which cells were made."""
         for cell in [cell for cell in self.cells if cell.buffer is None]:
             cell.buffer = self._spare(self.dtypes[cell.value], used)
             stores[cell.buffer] = cell.value
             used.add(cell.buffer)
 
     def _unless(self, flag: Tensor, stores: dict[int, int]) -> None:
-        """Store what is there already, where a flag is set, in the buffers that last."""
-        which = self.whole(flag.expand(self.count).contiguous())
+        """Make the stores to lasting buffers write the old values if a flag is set."""
+        flags = self.whole(flag.expand(self.count).contiguous())
         for i in sorted(stores.keys() & self.lasting):
             dtype = self.buffers[i].dtype
             old = self.loads[i] if i in self.loads else self.node("load", (("buffer", i),), dtype)
             new = self.cast(stores[i], dtype)
-            stores[i] = self.node("where", (("value", old), which, ("value", new)), dtype)
+            stores[i] = self.node("where", (("value", old), flags, ("value", new)), dtype)
 
     def _launch(
-        self, stores: dict[int, int], measured: Measurement = None, of: SliceRows | None = None
+        self, stores: dict[int, int], measured: Measurement = None, rows: SliceRows | None = None
     ) -> Tensor | None:
-        rows: list[list[Any]] = [self.buffers, self.numbers, self.vectors, self.scalars]
-        dtypes = tuple([tuple([x.dtype for x in row]) for row in (rows[0], *rows[2:])])
-        what = tuple(self.nodes), tuple(stores.items()), measured
-        program, taken = program_of(*what, dtypes, self.device, of is not None)
-        given = [[row[i] for i in some] for row, some in zip(rows, taken, strict=True)]
-        known = of if program.rows else None
-        return self.runner.run(Launch(program, self.sizes, self.elements, *given, rows=known))
+        """Run a program of the nodes that stores and a measurement need."""
+        lists: list[list[Any]] = [self.buffers, self.numbers, self.vectors, self.scalars]
+        dtypes = tuple(
+            [tuple([x.dtype for x in xs]) for xs in (self.buffers, self.vectors, self.scalars)]
+        )
+        program, taken = program_of(
+            tuple(self.nodes),
+            tuple(stores.items()),
+            measured,
+            dtypes,
+            self.device,
+            rows is not None,
+        )
+        operands = [[xs[i] for i in indices] for xs, indices in zip(lists, taken, strict=True)]
+        slices = rows if program.rows else None
+        launch = Launch(program, self.sizes, self.elements, *operands, rows=slices)
+        return self.runner.run(launch)
 
     def measure(self, x: Taped, m: Measure, rows: SliceRows | None = None) -> Tensor | None:
-        """The statistic of each tensor of a list, or of its slices, by the program that makes it.
+        """Return the statistic of each tensor of a list, or of each of its slices.
 
-        None where none does.
+        The program that computes the list computes the statistics. Return None if programs do not
+        have this measure.
         """
         known = MEASURED.get((m.kind, m.p))
         if known is None or x.dtype not in SINGLE:
             return None
         if x.pending and self.rows != rows and self.rows:
             self.run()
-        wanted = known, x.value
-        stats = self.run(wanted, rows) if x.pending else self._launch({}, wanted, rows)
+        measured = known, x.value
+        stats = self.run(measured, rows) if x.pending else self._launch({}, measured, rows)
         assert stats is not None
         if m.kind == "sum":
             stats = torch.cat([stats, torch.zeros_like(stats)])
         return stats
 
     def end(self) -> None:
-        """Run; lists that outlive the step get memory of their own: spare buffers are reused."""
+        """Run everything recorded, and end the step on this tape.
+
+        Lists that outlive the step get memory of their own, because spare buffers are reused.
+        """
         self.run()
         if self.runner.recorder is not None:
             return
-        self.run_others()
+        self.run_siblings()
         moved: dict[int, int] = {}
         for cell in self.cells:
             if cell.buffer is not None and cell.buffer in self.spares:

@@ -1,4 +1,4 @@
-"""Backends: what runs programs on which device, and what is said where that is missing."""
+"""Backends: the choice of C++, Triton or PyTorch for a device, and messages about compilers."""
 
 from __future__ import annotations
 
@@ -16,39 +16,49 @@ NEEDS = {
     "cpu": "a C++ compiler: install g++ or clang, or name one in the environment variable CXX",
     "cuda": "Triton for parameters on cuda: pip install triton",
 }
+"""For each type of device that has kernels, the requirement that an error message names."""
 OTHERS = ("xpu", "mps")
-"""The kinds of devices that no backend is for; programs run there node by node."""
+"""The types of devices without kernels; programs run there node by node."""
 
 
 def call_of(launch: Launch, name: str) -> cpp.Call | None:
-    """What runs a program, once it is proven; None for node by node."""
-    program, device = launch.program, launch.program.device
-    if on_gpu(device, name):
+    """Return a function that runs the kernel of a program.
+
+    Return None if there is no kernel for the device, or if the kernel failed its proof. Then the
+    program runs node by node. `name` is `Runner.backend`.
+    """
+    program = launch.program
+    if on_gpu(program.device, name):
         return proven(launch, triton.native(program), triton.source)
-    return proven(launch, cpp.native(program), cpp.source) if on_cpu(device, name) else None
+    if on_cpu(program.device, name):
+        return proven(launch, cpp.native(program), cpp.source)
+    return None
 
 
 def on_gpu(device: torch.device, name: str) -> bool:
-    """Whether programs run in Triton."""
-    kind = {"plain": "", "triton": "cuda"}.get(name, device.type)
-    return kind == "cuda" and triton.here() and device.type not in WRONG
+    """Return whether programs run in Triton on this device."""
+    if name == "plain" or device.type in WRONG:
+        return False
+    return triton.here() and (name == "triton" or device.type == "cuda")
 
 
 def on_cpu(device: torch.device, name: str) -> bool:
-    """Whether programs run in C++."""
+    """Return whether programs run in C++ on this device."""
     return name == "native" and device.type == "cpu" and "cpu" not in WRONG
 
 
 def missing(kind: str) -> str | None:
-    """The sentence about what is missing for a kind of device, or None."""
+    """Return the message about what is missing for a type of device, or None."""
     if kind not in (*NEEDS, *OTHERS):
         return f"works for parameters on cpu, cuda, xpu and mps, got some on {kind}"
-    return None if kind in OTHERS or WINDOWS or _there(kind) else f"needs {NEEDS[kind]}"
+    if kind in OTHERS or WINDOWS or _compiles(kind):
+        return None
+    return f"needs {NEEDS[kind]}"
 
 
 def node_by_node(kind: str) -> str | None:
-    """The sentence where programs run operator by operator on a kind of device, or None."""
-    if kind in NEEDS and _there(kind):
+    """Return the message that programs run operator by operator on a type of device, or None."""
+    if kind in NEEDS and _compiles(kind):
         return None
     return (
         f"has no kernels for parameters on {kind} here: what is recorded runs operator by "
@@ -56,5 +66,6 @@ def node_by_node(kind: str) -> str | None:
     )
 
 
-def _there(kind: str) -> bool:
+def _compiles(kind: str) -> bool:
+    """Return whether the compiler for a type of device is installed."""
     return compiler() is not None if kind == "cpu" else triton.here()

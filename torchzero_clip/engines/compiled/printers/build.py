@@ -1,8 +1,12 @@
-"""Libraries: a source in C++ becomes a function, built once and kept for the next process.
+"""Libraries: C++ source becomes a function of a shared library that later processes use again.
 
-Libraries lie in `~/.cache/torchzero_clip` or where TORCHZERO_CLIP_CACHE says. What lies there runs
-in this process, so the folder must be the user's own; the name of a library ends in the digest of
-its content, so that one that was cut short or exchanged is built again and never loaded.
+`function(text)` returns the compiled function named `kernel` of a source text. A library is built
+once and kept in `~/.cache/torchzero_clip`, or in the folder that the environment variable
+TORCHZERO_CLIP_CACHE names.
+
+A kept library runs in this process, so its folder must belong to the user. The name of a library
+ends in the digest of its content. A library that was truncated or exchanged has another digest: it
+is built again and never loaded.
 """
 
 from __future__ import annotations
@@ -25,27 +29,31 @@ from torchzero_clip.core.user_warnings import warn
 
 FLAGS = "-std=c++17 -O3 -march=native -fopenmp -fPIC -shared "
 FLAGS += "-fno-math-errno -fno-trapping-math -ffp-contract=off"
-NAMES = ("kernel.h", "vector.h", "operators.h", "native_forms.h", "triton_include.py")
-HEADERS = [Path(__file__).with_name(name) for name in NAMES]
-OTHERS = stat.S_IWGRP | stat.S_IWOTH  # the bits with which others may write
+INCLUDES = Path(__file__).parent
+HEADERS = [*sorted(INCLUDES.glob("*.h")), INCLUDES / "triton_include.py"]
+"""The files that kernels include; if one of them changes, all kernels are built again."""
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH  # bits of a file's mode
 
 
 def compiler() -> list[str] | None:
-    """The command of the C++ compiler: the environment variable CXX, or the first that is found."""
-    given = os.environ.get("CXX", "")
+    """Return the command of the C++ compiler: the environment variable CXX, or the first found."""
+    variable = os.environ.get("CXX", "")
     try:
-        named = shlex.split(given)
+        words = shlex.split(variable)
     except ValueError as error:
         raise RuntimeError(
-            f"the environment variable CXX must be a command, as in CXX=g++, got {given!r}: {error}"
+            f"the environment variable CXX must be a command, as in CXX=g++, got {variable!r}: "
+            f"{error}"
         ) from None
-    found = [name for name in (named[:1] or ["g++", "c++", "clang++"]) if shutil.which(name)]
-    return [*(named or found[:1])] if found else None
+    for name in words[:1] or ["g++", "c++", "clang++"]:
+        if shutil.which(name):
+            return words or [name]
+    return None
 
 
 @cache
 def function(text: str, flags: str | None = None) -> Any:
-    """The function of a source; None where it cannot be built or loaded, with a warning why."""
+    """Return the function of a source; warn and return None if it cannot be built or loaded."""
     command = compiler()
     if command is None:
         return None
@@ -61,7 +69,7 @@ def function(text: str, flags: str | None = None) -> Any:
 
 
 def _function(text: str, command: list[str]) -> Any:
-    """The function of a library, one that is kept or one that is built now."""
+    """Return the function of a source, from a kept library if there is a valid one."""
     path = place(text, *command)
     for library in path.parent.glob(f"{path.name}-*.so"):
         try:
@@ -79,49 +87,54 @@ def _function(text: str, command: list[str]) -> Any:
 
 
 def place(*words: str) -> Path:
-    """Where something is kept that hangs on these words, on our headers and on this machine."""
+    """Return the path, without a suffix, for files that depend on these words.
+
+    The path depends on our headers and on this machine as well.
+    """
     source = "\n".join([*words, *[header.read_text() for header in HEADERS], machine()])
     return _folder() / hashlib.sha256(source.encode()).hexdigest()[:24]
 
 
 def _load(library: Path) -> Any:
+    """Load the function of a library."""
     loaded = ctypes.CDLL(str(library)).kernel
     loaded.restype = None
     return loaded
 
 
 def _build(text: str, command: list[str], path: Path) -> Path:
-    """Build a library in a temporary folder and move it to its place in one operation."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as made_in:
-        page, made = Path(made_in) / "kernel.cpp", Path(made_in) / "kernel.so"
+    """Build a library in a temporary folder, then move it to its final path in one operation."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        page = Path(folder) / "kernel.cpp"
+        library = Path(folder) / "kernel.so"
         page.write_text(text)
-        order = [*command, f"-I{HEADERS[0].parent}", str(page), "-o", str(made)]
+        order = [*command, f"-I{INCLUDES}", str(page), "-o", str(library)]
         subprocess.run(order, capture_output=True, text=True, errors="replace", check=True)
-        if not made.is_file():
+        if not library.is_file():
             raise OSError("it ended without an error, and without a library")
-        made.chmod(0o700)
-        with made.open("rb") as file:  # a rename may reach the disk before what is renamed
-            os.fsync(file.fileno())
-        return made.replace(_named(path, made))
+        library.chmod(0o700)
+        with library.open("rb") as file:
+            os.fsync(file.fileno())  # the rename could reach the disk before the content does
+        return library.replace(_named(path, library))
 
 
 def _named(path: Path, library: Path) -> Path:
-    """The place of a library with this content."""
+    """Return the final path of a library: its content decides the last part of its name."""
     digest = hashlib.sha256(library.read_bytes()).hexdigest()[:24]
     return path.with_name(f"{path.name}-{digest}.so")
 
 
 @cache
 def _folder() -> Path:
-    """The folder of libraries; a temporary one, with a warning, where the usual one is refused."""
-    given = os.environ.get("TORCHZERO_CLIP_CACHE")
+    """Return the folder of libraries; warn and use a temporary one if the usual one is unfit."""
+    variable = os.environ.get("TORCHZERO_CLIP_CACHE")
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = (Path(given) if given else home / "torchzero_clip").resolve()
+        folder = (Path(variable) if variable else home / "torchzero_clip").resolve()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if (why := _refused(folder)) is None:
             return folder
-    except (OSError, RuntimeError) as error:  # no home, or none to write to
+    except (OSError, RuntimeError) as error:  # there is no home folder, or it is read-only
         why = str(error)
     folder = Path(tempfile.mkdtemp(prefix="torchzero_clip_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -133,18 +146,18 @@ def _folder() -> Path:
 
 
 def _refused(folder: Path) -> str | None:
-    """The reason why libraries must not be kept in a folder, or None."""
+    """Return the reason why libraries must not be kept in a folder, or None."""
     status = folder.stat()
     if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
         return f"{folder} belongs to another user, whose libraries would run here"
-    if status.st_mode & OTHERS:
+    if status.st_mode & WRITABLE_BY_OTHERS:
         return f"others can write to {folder}, whose libraries would run here (chmod go-w it)"
     return None if os.access(folder, os.W_OK) else f"{folder} cannot be written to"
 
 
 @cache
 def machine() -> str:
-    """The processor and C library, on which -march=native and loading depend."""
+    """Return the processor and the C library; -march=native and loading depend on both."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,7 +1,9 @@
-"""Programs in C++, for parameters on CPU: a call does all tensors of a bucket, on torch's threads.
+"""Programs in C++, for parameters on the CPU: one call goes through all tensors of a bucket.
 
-Norms are added up in float64, in the pass that computes the values. kernel.h is what they
-all include, and vector.h what the vector programs of a step do.
+`source` prints a list program, `native` makes a function that runs a `Launch` with it, and
+`CppPrinter` prints the vector programs of a step. Elements are shared among as many threads as
+PyTorch uses. A norm is summed in float64, in the same pass that computes the values. List programs
+include kernel.h, and vector programs include vector.h.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ from torchzero_clip.engines.compiled.printers.program import Launch, Program
 from torchzero_clip.engines.compiled.printers.vectors import Launched, Number, Region
 
 Call = Callable[[Launch, Sequence[int]], "Tensor | None"]
-"""call(launch, sizes): run it for the first `sizes` entries of each tensor; the statistics."""
+"""call(launch, sizes) runs a launch on the first `sizes` elements of each tensor.
 
-SHARE = 2**15  # entries that are worth a thread
+It returns the statistics, or None if nothing is measured."""
+
+ELEMENTS_PER_THREAD = 2**15  # with fewer elements, another thread costs more than it saves
 TYPES = {
     torch.float32: "float",
     torch.float64: "double",
@@ -40,22 +44,24 @@ TYPES = {
     torch.int32: "int",
     torch.int64: "whole",
 }
-"""The C++ types of entries; arithmetic of lists is in float or double."""
+"""The C++ types of elements. Arithmetic of lists is in float or double."""
 VECTORS = (torch.float32, torch.float64, torch.bool, torch.int32)
-"""The dtypes of vectors that lists meet."""
+"""The dtypes of vectors that are operands of lists."""
 
 
 def literal(x: Number, dtype: torch.dtype) -> str:
-    """A number of a dtype in C++."""
-    if isinstance(x, float) and not math.isfinite(x):
-        return '__builtin_nan("")' if math.isnan(x) else f"{'-' * (x < 0)}__builtin_inf()"
-    return str(x).lower()  # as C++ has flags
+    """Return the text of a number in C++."""
+    if not isinstance(x, float) or math.isfinite(x):
+        return str(x).lower()  # C++ writes flags in lower case
+    if math.isnan(x):
+        return '__builtin_nan("")'
+    return "-__builtin_inf()" if x < 0 else "__builtin_inf()"
 
 
 CPP = Language(
-    words=TYPES,
-    stored=TYPES,
-    given={
+    types=TYPES,
+    stored_types=TYPES,
+    inputs={
         "buffer": ("{1} *const buffer{0} = ({1} *)lists[{0}][tensor];", STORED),
         "number": ("numbers[{}]", (torch.float64,)),
         "vector": ("((const {1} *)vectors[{0}])[tensor]", VECTORS),
@@ -79,7 +85,8 @@ CPP = Language(
     begins="{0} {1} = {2};",
     joins="{1} = {2};",
 )
-"""What lists are written in; vectors, whose header has neither, are in `__builtin_` functions."""
+"""The language of list programs. Vector programs use `__builtin_` functions, because vector.h has
+no namespace `list`."""
 SOURCE = """#include "kernel.h"
 
 static void entries(int64_t tensor, int64_t row, int64_t at, int64_t end,
@@ -104,9 +111,9 @@ extern "C" void kernel(void *const *p, const whole *d, whole begin, whole end) {
     {lines}
 }}
 """
-EACH = """#pragma omp simd
+ELEMENTWISE = """#pragma omp simd
     for (int64_t j = at; j < end; ++j) entry(j);"""
-ADDED = """double total = 0;
+SUMMED = """double total = 0;
     #pragma omp simd reduction(+: total)
     for (int64_t j = at; j < end; ++j) total += entry(j);
     *out = total;"""
@@ -115,25 +122,27 @@ LARGEST = """uint32_t largest = 0;
     for (int64_t j = at; j < end; ++j) largest = larger(largest, entry(j));
     *out = number(largest);"""
 MEASURED = {
-    NAMED["l1"]: (ADDED, "magnitude"),
-    NAMED["l2"]: (ADDED, "square"),
+    NAMED["l1"]: (SUMMED, "magnitude"),
+    NAMED["l2"]: (SUMMED, "square"),
     NAMED["linf"]: (LARGEST, "order"),
-    NAMED["sum"]: (ADDED, "double"),
+    NAMED["sum"]: (SUMMED, "double"),
 }
-"""For each measure the loop that adds it up, and the function of an entry that is added."""
+"""For each measure: the loop over elements that computes it, and the function of an element."""
 
 
 def source(program: Program) -> str | None:
-    """A program in C++, or None where it has dtypes or operators that only torch computes."""
-    made, loop = CPP.entries(program), EACH
-    if made is None:
+    """Return the C++ text of a program; None if only PyTorch has its dtypes or operators."""
+    statements = CPP.statements(program)
+    if statements is None:
         return None
-    lines, constants = made.each, [*made.shared.values()]
+    lines = statements.each
+    loop = ELEMENTWISE
     if program.measured is not None:
-        loop, how = MEASURED[program.measured[0]]
-        lines.append(f"return {how}(v{program.measured[1]});")
+        measure, value = program.measured
+        loop, of_element = MEASURED[measure]
+        lines.append(f"return {of_element}(v{value});")
     return SOURCE.format(
-        constants="\n    ".join(constants),
+        constants="\n    ".join(statements.shared.values()),
         lines="\n        ".join(lines),
         loop=loop,
         backward="true" if program.stores else "false",
@@ -145,24 +154,26 @@ def source(program: Program) -> str | None:
 
 
 class CppPrinter(Printer):
-    """The turns of a step in C++: one library, which is told which of them to do."""
+    """A printer of a step's segments as one library, whose kernel runs a range of them."""
 
     language = replace(CPP, lib="__builtin_", reads={}, writes={})
 
     def text(self) -> str:
-        """The source of a library whose kernel(p, d, begin, end) does these turns."""
-        self._powers, body = list[str](), list[str]()
+        """Return the text of a library: kernel(p, d, begin, end) runs segments begin to end."""
+        self._powers = list[str]()
+        body = list[str]()
         for i, loops in enumerate(self.loops):
             lines = [line for loop in loops for line in self._loop(loop)]
             body += [f"if (begin <= {i} && {i} < end) {{", *lines, "}"]
-        powers = [f"last_power {', '.join(self._powers)};"] * bool(self._powers)
-        return VECTOR_SOURCE.format(lines="\n    ".join([*powers, *body]))
+        if self._powers:
+            body.insert(0, f"last_power {', '.join(self._powers)};")
+        return VECTOR_SOURCE.format(lines="\n    ".join(body))
 
     def _loop(self, loop: Loop) -> list[str]:
         first = loop.nodes[0]
         return self._launch(first) if isinstance(first, Launched) else self.lines(loop)
 
-    # ------------------------------------------------------------------ what the language says
+    # ------------------------------------------------------------------ texts of the language
 
     def integer(self, n: Any) -> str:
         return str(n) if n in (0, 1) else f"d[{index_of(self.integers, n)}]"
@@ -171,48 +182,52 @@ class CppPrinter(Printer):
         return f"&{self.load(x, *loops)}"
 
     def load(self, x: Region, *loops: LoopHeads) -> str:
-        (row, terms), at = self.index(x, loops), self._pointer("memory", x.memory)
-        at = f"((void *const *){at})[{row}]" if row else at
-        return f"(({TYPES[x.dtype]} *){at})[{' + '.join(terms) or '0'}]"
+        row, terms = self.index(x, loops)
+        start = self._pointer("memory", x.memory)
+        if row:
+            start = f"((void *const *){start})[{row}]"
+        return f"(({TYPES[x.dtype]} *){start})[{' + '.join(terms) or '0'}]"
 
     def store(self, x: Region, value: str, *loops: LoopHeads) -> str:
         return f"{self.load(x, *loops)} = {value};"
 
-    def words(self, name: str) -> Language:
-        """Each power has an object of its own, which keeps the last one."""
+    def language_at(self, name: str) -> Language:
+        """Return the language; each power has a `last_power` object that keeps its last result."""
         if name != "pow":
             return self.language
         self._powers.append(f"power{len(self._powers)}")
         return replace(self.language, power=self._powers[-1])
 
-    def _pointer(self, *whose: Any) -> str:
-        return f"p[{index_of(self.pointers, whose)}]"
+    def _pointer(self, *key: Any) -> str:
+        return f"p[{index_of(self.pointers, key)}]"
 
     # ------------------------------------------------------------------ launches
 
     def _launch(self, node: Launched) -> list[str]:
-        """A call of a list program, whose numbers are read where they lie."""
+        """Return a call of a list kernel, which reads its numbers from the memory of vectors."""
         numbers = [
             f"double({self.load(x)})" if isinstance(x, Region) else CPP.number(x, torch.float64)
             for x in node.numbers
         ]
         vectors = [self.address(x.of(())) for x in node.vectors]
-        again = node.launch
+        relaunch = node.launch
         names = "kernel", "sizes", "lists", "found"
-        kernel, sizes, lists, found = [self._pointer(again, name) for name in names]
-        count, width = self.integer(len(again.sizes)), self.integer(again.width)
-        threads = f"d[{index_of(self.integers, (again, 'threads'))}]"
-        rows = "0" if again.rows is None else self._pointer(again, "rows")
-        out, kind = "0", 0
+        kernel, sizes, lists, partial = [self._pointer(relaunch, name) for name in names]
+        count = self.integer(len(relaunch.sizes))
+        width = self.integer(relaunch.width)
+        threads = f"d[{index_of(self.integers, (relaunch, 'threads'))}]"
+        rows = "0" if relaunch.rows is None else self._pointer(relaunch, "rows")
+        out = "0"
+        ending = 0
         if node.out is not None:
             out = self._pointer("memory", node.out.memory)
-            kind = ENDINGS[again.program.measured[0]]  # type: ignore[index]
-        given = [kernel, sizes, lists, "numbers", "vectors", found, threads, rows, width, out]
+            ending = ENDINGS[relaunch.program.measured[0]]  # type: ignore[index]
+        arguments = [kernel, sizes, lists, "numbers", "vectors", partial, threads, rows, width, out]
         return [
             "{",
             f"const double numbers[] = {{{', '.join(numbers) or '0'}}};",
             f"const void *const vectors[] = {{{', '.join(vectors) or '0'}}};",
-            f"launch({count}, {', '.join(given)}, {kind});",
+            f"launch({count}, {', '.join(arguments)}, {ending});",
             "}",
         ]
 
@@ -221,7 +236,7 @@ class CppPrinter(Printer):
 
 
 def kernel_of(program: Program) -> Any:
-    """The function of a program's library, or None where there can be none."""
+    """Return the compiled function of a program, or None if there can be none."""
     text = source(program)
     kernel = None if text is None else function(text)
     if kernel is not None:
@@ -230,39 +245,48 @@ def kernel_of(program: Program) -> Any:
 
 
 def threads_for(sizes: Sequence[int]) -> int:
-    """How many threads share tensors of these sizes."""
-    return max(1, min(torch.get_num_threads(), sum(sizes) // SHARE))
+    """Return how many threads share tensors of these sizes."""
+    return max(1, min(torch.get_num_threads(), sum(sizes) // ELEMENTS_PER_THREAD))
 
 
 def rows_of(rows: SliceRows) -> array[int]:
-    """Slices as kernels find them: how long those of a tensor are, the first, and how many."""
+    """Return slices as a table for kernels.
+
+    The table has the length of a slice of each tensor, the index of each tensor's first slice, and
+    the number of all slices.
+    """
     ends = itertools.accumulate(rows.counts, initial=0)
     return array("q", [*rows.lengths, *ends])
 
 
 @cache
 def native(program: Program) -> Call | None:
-    """A program as a call, or None where it cannot be one."""
+    """Return a function that runs launches of a program, or None if it has no kernel."""
     kernel = kernel_of(program)
     if kernel is None:
         return None
 
     def call(launch: Launch, sizes: Sequence[int]) -> Tensor | None:
-        threads, out = threads_for(sizes), None
-        tables: list[array[Any]] = [array("q", sizes)]
-        tables.append(array("Q", [buffer.addresses.buffer_info()[0] for buffer in launch.buffers]))
-        tables.append(array("d", launch.numbers))
-        tables.append(array("Q", [vector.data_ptr() for vector in launch.vectors]))
-        tables += [] if launch.rows is None else [rows_of(launch.rows)]
-        if program.measured is not None:
-            out = torch.zeros(threads, launch.width, dtype=torch.float64, device="cpu")
-        starts = [table.buffer_info()[0] for table in tables]
-        found = 0 if out is None else out.data_ptr()
-        kernel(len(sizes), *starts[:4], found, threads, *starts[4:] or [0])
-        if out is None:
+        threads = threads_for(sizes)
+        tables: list[array[Any]] = [
+            array("q", sizes),
+            array("Q", [buffer.addresses.buffer_info()[0] for buffer in launch.buffers]),
+            array("d", launch.numbers),
+            array("Q", [vector.data_ptr() for vector in launch.vectors]),
+        ]
+        rows = None if launch.rows is None else rows_of(launch.rows)
+        rows_address = 0 if rows is None else rows.buffer_info()[0]
+        addresses = [table.buffer_info()[0] for table in tables]
+        if program.measured is None:
+            kernel(len(sizes), *addresses, 0, threads, rows_address)
             return None
-        end = ENDINGS[program.measured[0]]  # type: ignore[index]
-        total = out if threads == 1 else out.sum(dim=0) if end else out.amax(dim=0)
-        return (total.sqrt_() if end == 2 else total).view(1, -1)
+        partial = torch.zeros(threads, launch.width, dtype=torch.float64, device="cpu")
+        kernel(len(sizes), *addresses, partial.data_ptr(), threads, rows_address)
+        ending = ENDINGS[program.measured[0]]
+        if threads == 1:
+            total = partial
+        else:
+            total = partial.sum(dim=0) if ending else partial.amax(dim=0)
+        return (total.sqrt_() if ending == 2 else total).view(1, -1)
 
     return call

@@ -1,6 +1,6 @@
-// What every kernel of the compiled engine includes: entries of all dtypes, the operators of
-// operators.py, and the sharing of tensors among threads. It includes no algorithms and no functions
-// of std, which take half of the time that a kernel is compiled in.
+// Every list program in C++ includes this header. It has loads and stores of all dtypes, the
+// operators of operators.py, and the sharing of tensors among threads. It includes no <algorithm>
+// and no other large header of std, because they would double the time to compile a kernel.
 #pragma once
 
 #define LISTS
@@ -36,7 +36,7 @@ static inline bfloat bfloat_of(float x) {
     const uint32_t all = bits(x), rounded = (all + 0x7fff + ((all >> 16) & 1)) >> 16;
     return bfloat{uint16_t(x != x ? 0x7fc0 : rounded)};
 }
-// The bits that stochastic.py draws, and the neighbour of x that they choose.
+// The random bits of core/formats/stochastic.py, and x rounded up or down by them.
 static inline uint32_t mixed(uint32_t x) {
     x *= 0x7feb352d;
     x = (x ^ (x >> 15)) * 0x846ca68b;
@@ -48,7 +48,7 @@ static inline float rounded(float x, int32_t key, int32_t start, int64_t place, 
     if (half < 2) return number(x != x ? 0x7fc00000 : (bits(x) + noise) & 0xffff0000);
     return x != x ? x : number((bits(x * 0x1p-112f) + (noise >> 3)) & 0xffffe000) * 0x1p112f;
 }
-// The halves of float32 that exact.py has, and float32 of both.
+// The two halves of a float32 number, as in core/formats/exact.py, and the number of two halves.
 static inline uint32_t upper_bits(float x) { return (bits(x) + 0x8000) & 0xffff0000; }
 static inline float upper(float x) { return x != x ? x : number(upper_bits(x)); }
 static inline float lower(float x) { return x != x ? 0 : int32_t(bits(x) - upper_bits(x)); }
@@ -57,7 +57,7 @@ static inline float wide_of(float w, float rest) {
     const bool other = size > 0x7f800000 || (size == 0x7f800000 && rest > 0) || (!size && rest < 0);
     return number(bits(w) + (other ? 0 : int32_t(rest)));
 }
-// x / ratio for a ratio of any size: a product, and another where 1 / ratio is out of range.
+// x / ratio for a ratio of any size: a product, and a second one if 1 / ratio is out of range.
 struct divisor {
     double first, half;
     explicit divisor(double ratio) {
@@ -72,7 +72,7 @@ template <class V> static inline V over(V x, divisor ratio) {
 static inline bfloat cut(float x) { return bfloat{uint16_t(bits(x) >> 16)}; }
 static inline half half_of(float x) {
     const uint32_t all = bits(x), size = all & 0x7fffffff;
-    const uint32_t small = bits(number(size) + 0.5f) - 0x3f000000;  // rounded to what half has
+    const uint32_t small = bits(number(size) + 0.5f) - 0x3f000000;  // rounded to a denormal half
     const uint32_t usual = (size - 0x38000000 + 0xfff + ((size >> 13) & 1)) >> 13;
     const uint32_t endless = size > 0x7f800000 ? 0x7e00 : 0x7c00;
     const uint32_t value = size < 0x38800000 ? small : size < 0x477ff000 ? usual : endless;
@@ -84,12 +84,13 @@ template <class T, class V> static inline T stored(V x) {
     else return T(x);
 }
 static inline double magnitude(float x) { return size(double(x)); }
-static inline uint32_t order(float x) { return bits(x) & 0x7fffffff; }  // in order, NaN above all
+static inline uint32_t order(float x) { return bits(x) & 0x7fffffff; }  // NaN is the largest
 static inline double square(float x) { return double(x) * double(x); }
 
-// Calls entries(tensor, row, at, end, ..., out) for the parts of all tensors, each in one thread:
-// every thread takes an equal share of all entries. Backward, since the last ones a norm read are
-// cached. Of `rows` come the lengths, then the numbers of the first ones, and how many there are.
+// Calls entries(tensor, row, at, end, ..., out) for parts of all tensors. Each thread has an equal
+// share of all elements. A kernel that writes goes backward, because the elements that a norm has
+// read last are still in the cache. `rows` has the length of a slice of each tensor, then the index
+// of each tensor's first slice, then the number of all slices.
 template <bool backward, class Entries>
 static inline void share(Entries entries, int64_t count, const int64_t *sizes,
                          void *const *const *lists, const double *numbers,

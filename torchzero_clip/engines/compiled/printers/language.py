@@ -1,7 +1,9 @@
-"""Languages: what programs in C++ and in Triton say alike, from the one table of operators.
+"""Languages: the texts that differ between C++ and Triton, and what both print alike.
 
-A language is its words for dtypes, for what lies in memory, and for a value that gets a name. A
-list program is its statements for one entry, which are made here; what surrounds them is its own.
+A `Language` has the words of a target language: its names of dtypes, its casts, its loads and
+stores. Its method `expression` prints an operator of the table in operators.py. Its method
+`statements` prints a list program as statements for one element. The modules cpp.py and triton.py
+have the two languages, and add the loops and arguments around these statements.
 """
 
 from __future__ import annotations
@@ -19,37 +21,42 @@ from torchzero_clip.engines.compiled.printers.program import NodeOperand, Progra
 from torchzero_clip.engines.compiled.printers.vectors import Number
 
 ENDINGS = {NAMED["l1"]: 1, NAMED["l2"]: 2, NAMED["linf"]: 0, NAMED["sum"]: 1}
-"""The measures that programs take, and how what several find of a tensor is joined: 0 for the
-largest, 1 for the sum, 2 for its root."""
+"""The measures that kernels compute, each with a code for how partial results become one statistic:
+0 for the largest, 1 for the sum, 2 for the square root of the sum."""
 STORED = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int16, torch.bool)
 """The dtypes of lists."""
 
 
 class Named(NamedTuple):
-    """Something that has a name in a text, and its dtype."""
+    """A name in a text, and the dtype of its value."""
 
     name: str
     dtype: torch.dtype
 
 
 class Statements(NamedTuple):
-    """A list program in statements: what the entries of a tensor share, by name, and for each."""
+    """The statements of a list program.
+
+    Attributes:
+        shared: By name, the statements that run once for all elements of a tensor.
+        each: The statements that run for each element.
+    """
 
     shared: dict[str, str]
     each: list[str]
 
 
-class Taken(NamedTuple):
-    """An operand in the text of an operator, which says how it is taken; see `Operator`."""
+class OperandText(NamedTuple):
+    """An operand that is formatted into the text of an operator; see `Operator.native`."""
 
     language: Language
     term: Named | Number
-    dtype: torch.dtype  # that is computed in
+    dtype: torch.dtype  # of the computation
 
     def __format__(self, how: str) -> str:
         if not isinstance(self.term, Named):
             number = self.language.number(self.term, self.dtype)
-            return self.language.constant.format(self.language.words[self.dtype], number)
+            return self.language.constant.format(self.language.types[self.dtype], number)
         name, dtype = self.term
         if how == "ratio":
             return self.language.ratio.format(name)
@@ -58,38 +65,41 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True)
 class Language:
-    """The words of a language.
+    """The texts of a language. Most are format strings; the arguments are named in their order.
 
     Attributes:
-        words: The dtypes of values.
-        stored: The same of what lies in memory, for `given`.
-        given: For each kind of operand of a list program the text that finds it, for which it is
-            and what lies there, and the dtypes that it may have. Of a buffer it is a statement.
-        casts: A value in another dtype, for the word of the dtype and the value.
-        lets: A statement that gives a name to a value, for the word, the name and the value.
-        lib: Where functions are that it has itself.
-        power: What takes a power.
-        number: A number of a dtype.
-        constant: It as a value, for the word of the dtype and the number.
-        reads: The value of what lies in memory, by dtype, where it is not the same.
-        writes: What lies in memory for a value, where that is no cast.
-        cut: The same for a value that was rounded to what bfloat16 has.
-        entry: An entry of a list, for its name.
-        stores: A statement that writes it, for which and what lies in memory then.
-        ratio: What `over` divides by.
-        divisor: A statement that finds it, once for all entries of a tensor.
-        loop, end: The head of a loop, for an index and how many there are, and what ends it.
-        begins: A statement that names what entries join, for the word of its dtype, its name, the
-            number that it begins as, and the shape of lanes.
-        joins: A statement that has one join, for the word, the name, a text, and the mask of lanes.
-        lanes: What lanes have in the end, for a name and the function that joins two.
-        double: Whether it computes in float64 what the table says so of.
-        lacks: Operators that it has not in a dtype.
+        types: The types of values, by dtype.
+        stored_types: The types of elements in memory, by dtype, for `inputs`.
+        inputs: For each kind of operand of a list program, the text that reads it and the dtypes
+            that it may have. The arguments of the text are the index of the operand, its type in
+            memory, and the number of elements per load. The text of a buffer is a statement.
+        casts: A cast, with the type and the value.
+        lets: A statement that gives a value a name, with the type, the name and the value.
+        lib: The namespace of the language's own functions.
+        power: The function that computes a power.
+        number: A function that prints a number of a dtype.
+        constant: A number as a value, with the type and the number.
+        reads: By dtype, how an element in memory becomes a value, unless it is one already.
+        writes: By dtype, how a value becomes an element in memory, unless by a cast.
+        cut: The same for a value that was already rounded to bfloat16.
+        entry: An element of a list, with the name of the list.
+        stores: A statement that writes an element, with the index of the buffer and the element.
+        ratio: The name of the prepared divisor of `over`, with the name of the ratio.
+        divisor: A statement that prepares it, once for all elements of a tensor.
+        loop: The head of a loop, with its index and the number of its steps.
+        end: The lines that end a loop.
+        begins: A statement that begins a reduction, with the type, the name, the first value, and
+            the shape of the lanes.
+        joins: A statement that joins one more element, with the type, the name, the joined value,
+            and the mask of the lanes.
+        lanes: The joined value of all lanes, with the name and the function that joins two.
+        double: Whether the language computes in float64 what the table of operators asks to.
+        lacks: Operators that the language does not have in a dtype.
     """
 
-    words: Mapping[torch.dtype, str]
-    stored: Mapping[torch.dtype, str]
-    given: Mapping[str, tuple[str, Collection[torch.dtype]]]
+    types: Mapping[torch.dtype, str]
+    stored_types: Mapping[torch.dtype, str]
+    inputs: Mapping[str, tuple[str, Collection[torch.dtype]]]
     casts: str
     lets: str
     lib: str
@@ -112,76 +122,89 @@ class Language:
     lacks: Sequence[tuple[str, torch.dtype]] = ()
 
     def cast(self, text: str, dtype: torch.dtype) -> str:
-        return self.casts.format(self.words[dtype], text)
+        """Return the text of a value in another dtype."""
+        return self.casts.format(self.types[dtype], text)
 
     def let(self, name: str, text: str, dtype: torch.dtype) -> str:
-        return self.lets.format(self.words[dtype], name, text)
+        """Return a statement that gives a value a name."""
+        return self.lets.format(self.types[dtype], name, text)
 
     def read(self, text: str, dtype: torch.dtype) -> str:
+        """Return the text of the value of an element in memory."""
         return self.reads.get(dtype, "{}").format(text)
 
     def written(self, text: str, dtype: torch.dtype) -> str:
+        """Return the text of the element in memory for a value."""
         known = self.writes.get(dtype)
         return self.cast(text, dtype) if known is None else known.format(text)
 
     def expression(self, name: str, terms: Sequence[Named | Number], dtype: torch.dtype) -> str:
-        """An operator that is computed in a dtype."""
+        """Return the text of an operator that is computed in a dtype."""
         row = OPERATORS[name]
         computed = torch.float64 if row.double and self.double else dtype
-        given = [Taken(self, term, computed) for term in terms]
-        return row.native.format(*given, lib=self.lib, power=self.power)
+        operands = [OperandText(self, term, computed) for term in terms]
+        return row.native.format(*operands, lib=self.lib, power=self.power)
 
     # ------------------------------------------------------------------ lists
 
-    def entries(self, program: Program) -> Statements | None:
-        """A list program; None where it has dtypes or operators that only torch computes."""
-        given: dict[NodeOperand, Named] = {
+    def statements(self, program: Program) -> Statements | None:
+        """Return a list program as statements; None if only PyTorch has its dtypes or operators."""
+        names: dict[NodeOperand, Named] = {
             ("half", i): Named(str(i), torch.int32) for i in range(4)
         }
-        shared, each = dict[str, str](), list[str]()
+        shared = dict[str, str]()
+        each = list[str]()
         widest = max([dtype.itemsize for dtype in program.buffers])
         for kind, i, dtype in program.operands:
-            if kind not in self.given or dtype not in self.given[kind][1]:
+            if kind not in self.inputs or dtype not in self.inputs[kind][1]:
                 return None
-            wide = WIDE_LOADS * dtype.itemsize // widest
-            name, text = f"{kind}{i}", self.given[kind][0].format(i, self.stored[dtype], wide)
-            given[kind, i] = Named(name, dtype)
+            per_load = WIDE_LOADS * dtype.itemsize // widest
+            name = f"{kind}{i}"
+            text = self.inputs[kind][0].format(i, self.stored_types[dtype], per_load)
+            names[kind, i] = Named(name, dtype)
             shared[name] = text if kind == "buffer" else self.let(name, text, dtype)
-        ratios = ["{}{}".format(*row[1]) for name, row in program.nodes if name == "over"]
-        shared |= {self.ratio.format(x): self.divisor.format(x) for x in ratios}
-        lines = sorted(enumerate(program.nodes), key=lambda line: line[1][0] != "load")
-        for i, (name, operands) in lines:  # first all loads, which a card then waits for at once
-            made = self._made(name, operands, given)
-            if made is None:
+        for name, operands in program.nodes:
+            if name == "over":
+                ratio = names[operands[1]].name
+                shared[self.ratio.format(ratio)] = self.divisor.format(ratio)
+        # loads come first, so that a GPU waits for all of them at once
+        nodes = sorted(enumerate(program.nodes), key=lambda line: line[1][0] != "load")
+        for i, (name, operands) in nodes:
+            node = self._node(name, operands, names)
+            if node is None:
                 return None
-            given["value", i] = Named(f"v{i}", made[1])
-            each.append(self.let(f"v{i}", *made))
+            names["value", i] = Named(f"v{i}", node[1])
+            each.append(self.let(f"v{i}", *node))
         for i, value in program.stores:
-            text, dtype = f"v{value}", program.buffers[i]
+            text = f"v{value}"
+            dtype = program.buffers[i]
             cut = program.nodes[value][0] == "round" and dtype == torch.bfloat16
             stored = self.cut.format(text) if cut else self.written(text, dtype)
             each.append(self.stores.format(i, stored))
         return Statements(shared, each)
 
-    def _made(
-        self, name: str, operands: tuple[NodeOperand, ...], given: dict[NodeOperand, Named]
+    def _node(
+        self, name: str, operands: tuple[NodeOperand, ...], names: dict[NodeOperand, Named]
     ) -> tuple[str, torch.dtype] | None:
-        """The text of a node, and its dtype."""
-        first = given[operands[0]]
-        if name in ("load", "to"):
-            text, dtype = self.entry.format(first.name), first.dtype
-            if name == "to":
-                dtype = getattr(torch, operands[1][1].removeprefix("torch."))
-                text = self.written(first.name, dtype) if dtype in STORED else ""
-            return (self.read(text, dtype), computed_in(dtype)) if text else None
-        flag, kinds = OPERATORS[name].flag, [given[x].dtype for x in operands if x[0] == "value"]
-        dtype = torch.float64 if torch.float64 in kinds else torch.float32
+        """Return the text of a node and its dtype, or None if the language lacks it."""
+        first = names[operands[0]]
+        if name == "load":
+            text = self.entry.format(first.name)
+            return self.read(text, first.dtype), computed_in(first.dtype)
+        if name == "to":
+            dtype = getattr(torch, operands[1][1].removeprefix("torch."))
+            if dtype not in STORED:
+                return None
+            return self.read(self.written(first.name, dtype), dtype), computed_in(dtype)
+        flag = OPERATORS[name].flag
+        dtypes = [names[x].dtype for x in operands if x[0] == "value"]
+        dtype = torch.float64 if torch.float64 in dtypes else torch.float32
         if (first.dtype == torch.bool and not flag) or (name, dtype) in self.lacks:
             return None
-        text = self.expression(name, [given[x] for x in operands], dtype)
+        text = self.expression(name, [names[x] for x in operands], dtype)
         return text, torch.bool if flag else dtype
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of an entry that was read: what has 16 bits is computed in float32."""
+    """Return the dtype of an element that was read: 16 bits are computed in float32."""
     return dtype if dtype in (torch.float64, torch.bool) else torch.float32

@@ -1,6 +1,7 @@
-"""Loops: which nodes of a vector program are done together.
+"""Loops: groups of nodes of a vector program that run in one loop.
 
-Nodes of one shape are one loop, as far as none reads what another has yet to write.
+Nodes of the same shape share a loop, unless a node reads memory that another node of the loop
+writes at another element.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from torchzero_clip.engines.compiled.printers.vectors import (
 
 @dataclass
 class Loop:
-    """Nodes that are done together: of the same shape, or a single other one."""
+    """Nodes that run together: operators of one shape, or a single reduction or launch."""
 
     shape: tuple[int, ...]
     nodes: list[VectorNode | Launched]
     open: bool
-    """Whether others may join."""
+    """Whether other nodes may join."""
 
     def takes(self, node: VectorNode, memories: Sequence[VectorMemory]) -> bool:
-        """Whether a node may join: what it shares with others is entry by entry the same."""
+        """Return whether a node may join: it shares memory only element by element."""
         if not self.open or node.out.shape != self.shape:
             return False
         pairs = [(other.out, x) for other in self.nodes for x in (node.out, *node.given)]
@@ -35,28 +36,29 @@ class Loop:
         return not any(touched([a], memories) & touched([b], memories) for a, b in pairs if a != b)
 
     def hinders(self, node: VectorNode, memories: Sequence[VectorMemory]) -> bool:
-        """Whether a node must not happen before this loop."""
+        """Return whether a node must not run before this loop."""
         if isinstance(self.nodes[0], Launched):
             return True
-        read, written = touched(node.given, memories), touched([node.out], memories)
-        theirs = touched([other.out for other in self.nodes], memories)
-        given = touched([x for other in self.nodes for x in other.given], memories)
-        return bool(theirs & (read | written) or written & given)
+        reads = touched(node.given, memories)
+        writes = touched([node.out], memories)
+        loop_reads = touched([x for other in self.nodes for x in other.given], memories)
+        loop_writes = touched([other.out for other in self.nodes], memories)
+        return bool(loop_writes & (reads | writes) or writes & loop_reads)
 
 
 def loops(nodes: Sequence[VectorNode | Launched], memories: Sequence[VectorMemory]) -> list[Loop]:
-    """Nodes as loops, each as early as it may be."""
-    found: list[Loop] = []
+    """Group nodes into loops, each node in the earliest loop that it may join."""
+    grouped: list[Loop] = []
     for node in nodes:
-        if isinstance(node, VectorNode) and node.name in OPERATORS:
-            near = (
-                x for x in reversed(found) if x.takes(node, memories) or x.hinders(node, memories)
-            )
-            loop = next(near, None)
-            if loop is None or not loop.takes(node, memories):
-                loop = Loop(node.out.shape, [], True)
-                found.append(loop)
-            loop.nodes.append(node)
-        else:
-            found.append(Loop((), [node], False))
-    return found
+        if not isinstance(node, VectorNode) or node.name not in OPERATORS:
+            grouped.append(Loop((), [node], False))
+            continue
+        near = (
+            x for x in reversed(grouped) if x.takes(node, memories) or x.hinders(node, memories)
+        )
+        loop = next(near, None)
+        if loop is None or not loop.takes(node, memories):
+            loop = Loop(node.out.shape, [], True)
+            grouped.append(loop)
+        loop.nodes.append(node)
+    return grouped

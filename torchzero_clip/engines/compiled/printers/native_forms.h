@@ -1,4 +1,5 @@
-// What native_forms.py asks of many tensors in one call. It includes nothing: that takes the time.
+// The kernel of replay/native_forms.py, which describes many tensors in one call. It includes no
+// other header, so that it compiles fast.
 #pragma once
 
 typedef long long whole;
@@ -9,9 +10,10 @@ struct tensor {  // DLTensor of DLPack 1
     unsigned long long offset;
 };
 
-// Where each tensor lies, and the words of its form, which are written, or compared with those that
-// are there: strides are among them where it is not contiguous. Returns whether all are the same,
-// and -1 where torch raised an error.
+// Writes the address of each tensor into `starts`. The form of each tensor is a few integers: its
+// dims, device, dtype and shape, and its strides unless it is contiguous. They are written into
+// `words`, or compared with the integers there. Returns whether all are the same, and -1 if torch
+// raised an error.
 extern "C" whole kernel(int (*describe)(void *, tensor *), void *const *tensors, whole count,
                         whole *starts, whole *words, whole compare) {
     for (whole i = 0; i < count; ++i) {
@@ -31,7 +33,7 @@ extern "C" whole kernel(int (*describe)(void *, tensor *), void *const *tensors,
             ++words;
         };
         word((whole)t.dims << 1 | dense);
-        if (!same) return 0;  // it has other words
+        if (!same) return 0;  // a shape of another length follows
         word((whole)t.device[0] << 32 | t.device[1]);
         word(t.dtype);
         for (int d = 0; d < t.dims; ++d) word(t.shape[d]);

@@ -1,6 +1,6 @@
-// The functions that operators.py names. Lists, for which LISTS is defined, are computed in the type
-// that they have; for vectors what the library of C computes is in double. It includes nothing: that
-// takes the time.
+// The functions that operators.py names. List programs define LISTS: then functions of the C
+// library compute in float for float operands. Vector programs always compute them in double. This
+// header includes no other header, so that a kernel compiles fast.
 #pragma once
 
 typedef long long whole;
@@ -46,7 +46,7 @@ template <class T> static inline bool is_infinite(T x) { return size(x) == T(__b
 template <class T> static inline T mix(T a, T b, T w) {
     return size(w) < T(0.5) ? a + w * (b - a) : b - (b - a) * (1 - w);
 }
-// Spelt so that the compiler makes no branches: NaN where one of them is.
+// Written so that the compiler makes no branches. The result is NaN if an operand is NaN.
 template <class T> static inline T larger(T a, T b) {
     const T most = a > b ? a : b;
     return a == a ? most : a;

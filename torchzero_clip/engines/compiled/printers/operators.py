@@ -1,7 +1,8 @@
-"""Operators: the one table of what programs do with an entry, in torch, C++ and Triton.
+"""Operators: the one table of operators, each as an expression in PyTorch, C++ and Triton.
 
-It says what lists do, and what stands between them: there an operator has torch's name, and what
-the table lacks stays a call of torch.
+The table serves two uses. Lists of tensors have the operators that have a text for PyTorch. Vector
+nodes, between two launches, have the operators that share their name with an operator of PyTorch;
+an operator that the table lacks stays a call of PyTorch there.
 """
 
 from __future__ import annotations
@@ -17,18 +18,19 @@ from torchzero_clip.core.tensor_kinds import wide
 
 
 class Operator(NamedTuple):
-    """An operator as an expression: {0} is the list itself, or torch's first operand.
+    """An operator as an expression: {0} is the list itself, or the first operand of PyTorch's.
 
     Attributes:
-        native: The same in C++ and in Triton: operators.h and kernel.py have functions of the same
-            names, and each language its own word for {lib} and {power}. An operand is taken in the
-            dtype that is computed in, {1:own} as it is, and {1:ratio} as what `over` divides by.
-        torch: For TensorList, in torch; empty where lists have no such operator.
+        native: The expression in C++ and in Triton. Its functions are in operators.h and in
+            triton_include.py, under the same names; {lib} and {power} stand for a word of the
+            language. An operand is cast to the dtype of the computation; {1:own} keeps its own
+            dtype, and {1:ratio} is the divisor of `over`.
+        torch: The expression in PyTorch, for lists; empty if lists have no such operator.
         flag: Whether the result is true or false.
-        whole: Whether whole numbers and flags are taken too.
-        double: Whether Triton computes it in float64: what it has in float32 is further from
-            torch's.
-        aten: Whether torch's operator of the same name is this one.
+        whole: Whether integers and flags are operands too.
+        double: Whether Triton computes it in float64, because its float32 function is less
+            accurate than PyTorch's.
+        aten: Whether PyTorch's operator of the same name computes the same.
     """
 
     native: str
@@ -94,10 +96,12 @@ OPERATORS: dict[str, Operator] = {
         aten=False,
     ),
 }
-"""The names of nodes, besides those on a tape that are "load" (of a buffer) and "to" (another
-dtype). `over` divides by a ratio of any size; what follows it is of the formats in core/formats:
-`round` goes up or down by the bits of a key and each element, and `stayed` is what a meter counts
-of a number in float32, that before, and the rounded one."""
+"""The operators of nodes, by name. A tape has two more: "load" (of a buffer) and "to" (a cast).
+
+`over` divides by a ratio of any size. The entries after `over` are for the formats in core/formats.
+`round` rounds each element up or down, by random bits of a key and of the element's place. `stayed`
+counts updates that were lost to rounding: its operands are the exact value in float32, the value
+before the step, and the rounded value."""
 FUNCTIONS = {name: f"{{lib}}{name}({{0}})" for name in ("exp", "log", "sin", "cos", "erf")}
 FUNCTIONS |= {name: f"{name}_of({{0}})" for name in ("expm1", "log1p", "tanh")}
 OPERATORS |= {x: Operator(text, f"torch.{x}({{0}})", double=True) for x, text in FUNCTIONS.items()}
@@ -109,8 +113,8 @@ for name, sign in (SIGNS | BITS).items():
     OPERATORS[name] = Operator(f"{{0}} {sign} {{1}}", flag=name in SIGNS, whole=True)
 
 SYNONYMS = {"add_scaled": "addcmul"}
-"""Operators of TensorList that are another one here: a factor that is now 1, now a tensor,
-then shares a program."""
+"""Operators of TensorList that become another operator on a tape. So two steps share a program if a
+factor is 1 in the first step and a tensor in the second."""
 ATEN: dict[str, tuple[str, tuple[int | float, ...]]] = {
     "maximum": ("clamp_min", ()),
     "minimum": ("clamp_max", ()),
@@ -126,8 +130,9 @@ ATEN: dict[str, tuple[str, tuple[int | float, ...]]] = {
     **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), ("fill", (0.0,))),
     **dict.fromkeys(("ones", "ones_like", "new_ones"), ("fill", (1.0,))),
 }
-"""Operators of torch that are another one here, and its operands: which argument of torch's it is,
-as a whole number, or a number itself. None are all in torch's order."""
+"""Operators of PyTorch that have another name here, with the order of their operands: an integer is
+the position of an argument of PyTorch's operator, and a float is the operand itself. An empty order
+keeps PyTorch's order."""
 REDUCTIONS = {
     "sum": (0, "{0} + {1}", "plus", "{0}"),
     "mean": (0, "{0} + {1}", "plus", "{0} / {n}"),
@@ -139,16 +144,21 @@ REDUCTIONS = {
     "norm2": (0, "{0} + {1} * {1}", "plus", "root({0})"),
     "norminf": (0, "larger({0}, size({1}))", "larger", "{0}"),
 }
-"""For each reduction where it begins, how another entry joins it, what joins two of them, and what
-is left in the end; it is done in float64, and of whole numbers in int64."""
+"""For each reduction: the value that it starts from, the text that joins an element, the function
+that joins two partial results, and the text of the final result. Reductions are computed in
+float64, or in int64 for integers."""
 
 
 def over(x: Tensor, ratio: Tensor) -> Tensor:
-    """x / ratio for a ratio of any size, as two products in float64: `over` of kernel.h."""
+    """Return x / ratio for a ratio of any size, as two products in float64.
+
+    `over` in kernel.h and in triton_include.py computes the same.
+    """
     dtype = wide(x.device)
-    most, power = (1e290, 512) if dtype == torch.float64 else (1e30, 64)
+    limit = 1e290 if dtype == torch.float64 else 1e30
+    power = 512 if dtype == torch.float64 else 64
     ratio = ratio.to(dtype)
     size = ratio.abs()
-    half = torch.full_like(ratio, 2.0**-power).where(size > most, torch.ones_like(ratio))
-    half = torch.full_like(ratio, 2.0**power).where(size < 1 / most, half)
+    half = torch.full_like(ratio, 2.0**-power).where(size > limit, torch.ones_like(ratio))
+    half = torch.full_like(ratio, 2.0**power).where(size < 1 / limit, half)
     return (x.to(dtype) * (1 / (ratio * half)) * half).to(x.dtype)

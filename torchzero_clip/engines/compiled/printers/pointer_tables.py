@@ -1,8 +1,12 @@
-"""Tables: where tensors lie, on their device, sent there when it is another than before.
+"""Pointer tables: addresses, layouts and numbers that kernels read on a GPU.
 
-What is sent goes through pinned memory, which is not written again before the copy from it is done.
-In a graph that is being captured nothing is sent: what no step before had stands there as arguments
-of kernels.
+A kernel does not receive each tensor as an argument. It reads the addresses of all tensors from a
+table on the device. The object `TABLES` keeps the latest tables by their content, and sends a table
+only if its content is new.
+
+Tables are sent through pinned memory. A piece of pinned memory is not written again before the copy
+from it is done. While a CUDA graph is captured, nothing is sent: kernels fill new tables with
+numbers that are their arguments.
 """
 
 from __future__ import annotations
@@ -24,27 +28,30 @@ from torchzero_clip.core.norms import SliceRows
 from torchzero_clip.core.torch_private import fake_mode, foreach
 from torchzero_clip.engines.buffers import Buffer
 
-CHUNK = 4096  # entries that a program of the grid takes: kernel.py has the same
-ROW = 16384  # the same where they are of a slice
-LONG = 2**27  # entries of a tensor, or a slice, with which they are more
+CHUNK = 4096  # elements of a tensor per Triton program; triton_include.py has the same number
+ROW = 16384  # elements of a slice per Triton program
+LONG = 2**27  # from this many elements on, a tensor or a slice gets larger chunks
 WIDE_LOADS = 16  # bytes; addresses that are multiples of it can be read 128 bits at a time
 IS_ODD = bytes([n % WIDE_LOADS != 0 for n in range(256)])
-MOST = 64  # tables that are remembered, and lists of numbers
-PIECES = 64  # pieces of pinned memory before one is waited for: those of a dozen steps and more
+TABLES_KEPT = 64  # of each kind
+PINNED_PIECES = 64  # pieces of pinned memory in use, enough for a dozen steps
 DTYPES = {"q": torch.int64, "d": torch.float64}
+"""The dtypes of sent arrays, by typecode."""
 T = TypeVar("T")
 
 
 class Chunks(NamedTuple):
-    """How tensors of some sizes are divided among programs, wherever they lie.
+    """A division of tensors of some sizes among Triton programs, for any addresses.
 
     Attributes:
-        layout: The size of each tensor, or of each slice, and in another row the first of its
-            chunks. Of slices come two more rows: their tensors, and where they begin in these.
-        chunks: For each program of the grid a tensor or a slice, and which of its chunks.
-        launches: Whether all addresses are aligned, the first program, and how many.
-        total: The count of chunks.
-        alone: Whether each tensor or slice is one chunk.
+        layout: A table with one row for sizes of tensors (or slices), and one row for the index of
+            the first chunk of each. For slices, two more rows follow: the tensor of each slice, and
+            the place in the tensor where the slice begins.
+        chunks: For each Triton program: a tensor or slice, and which of its chunks.
+        launches: For each launch: whether all addresses are aligned, the first Triton program, and
+            the number of Triton programs.
+        total: The number of chunks.
+        alone: Whether each tensor or slice is a single chunk.
     """
 
     layout: Tensor
@@ -55,7 +62,7 @@ class Chunks(NamedTuple):
 
 
 class Pinned:
-    """Pinned memory, and when the copy from it is done."""
+    """A piece of pinned memory, with an event that marks the end of the copy from it."""
 
     def __init__(self, size: int, dtype: torch.dtype) -> None:
         self.memory = torch.empty(size, dtype=dtype, device="cpu", pin_memory=True)
@@ -63,14 +70,14 @@ class Pinned:
 
 
 class Ring:
-    """Pinned memory that is taken in turn; a piece whose copy is under way is let be."""
+    """Pieces of pinned memory that are used in turn; pieces with a running copy are skipped."""
 
     def __init__(self, make: Callable[[int, torch.dtype], Any] = Pinned) -> None:
         self._make = make
-        self._pieces: list[Any] = []  # the one that was taken last at the end
+        self._pieces: list[Any] = []  # the piece that was used last is at the end
 
     def send(self, words: Tensor, out: Tensor) -> None:
-        """Copy to a device without waiting for it."""
+        """Copy to a device without synchronizing with it."""
         piece = self._free(len(words), words.dtype)
         pinned = piece.memory[: len(words)]
         pinned.copy_(words)
@@ -79,29 +86,31 @@ class Ring:
         self._pieces.append(piece)
 
     def _free(self, size: int, dtype: torch.dtype) -> Any:
+        """Return a piece without a running copy, a new one if necessary."""
         for i, piece in enumerate(self._pieces):
             if piece.memory.dtype == dtype and len(piece.memory) >= size and piece.event.query():
                 return self._pieces.pop(i)
-        if len(self._pieces) >= PIECES:
+        if len(self._pieces) >= PINNED_PIECES:
             self._pieces.pop(0).event.synchronize()
         return self._make(max(size, 64), dtype)
 
 
 class DeviceTables:
-    """What kernels read besides the tensors of a step, remembered by what it says."""
+    """The tables that kernels read, kept by their content."""
 
     def __init__(self) -> None:
         self._rings: dict[torch.device, Ring] = {}
         self._known = defaultdict[str, dict[tuple[Hashable, int], Any]](dict)
-        self.captured: list[Any] = []  # what graphs of others read: nobody tells when they go
+        # tables that CUDA graphs read; they are never freed, because a graph's end is not reported
+        self.captured: list[Any] = []
         self.lock = RLock()  # a parameter may step in a thread of the backward pass
 
     def numbers(self, numbers: Sequence[float], like: Tensor) -> Tensor:
-        """Numbers as a vector on the device of a tensor."""
+        """Return numbers as a vector on the device of a tensor."""
         return self.words(array("d", numbers), like)
 
     def words(self, words: array[Any], like: Tensor) -> Tensor:
-        """Words as a vector on the device of a tensor, which nobody writes."""
+        """Return an array as a vector on the device of a tensor; it must not be written."""
         form = words.typecode, words.tobytes()
         return self._find("numbers", form, like, lambda: self._sent(words, like))
 
@@ -113,19 +122,25 @@ class DeviceTables:
     def table(
         self, buffers: Sequence[Buffer], sizes: Sequence[int], rows: SliceRows | None = None
     ) -> tuple[Tensor, Chunks]:
-        """A row of addresses for each buffer, and the layout of these sizes, or rows."""
-        like, lengths = buffers[0].tensors[0], array("q", sizes)
-        addresses, count = array("q"), len(lengths)
+        """Return a table with a row of addresses for each buffer, and the layout of the sizes.
+
+        With `rows`, the layout divides these slices instead of whole tensors.
+        """
+        like = buffers[0].tensors[0]
+        lengths = array("q", sizes)
+        count = len(lengths)
+        addresses = array("q")
         for buffer in buffers:
             addresses.frombytes(buffer.addresses.tobytes())
         step = min([buffer.dtype.itemsize for buffer in buffers])
 
         def make() -> tuple[Tensor, Chunks]:
-            """Addresses are sent, as gradients lie elsewhere; sizes and alignment are known."""
+            """Send the addresses; gradients with new addresses often have a known layout."""
             starts = addresses[:]
-            if rows is not None:  # each slice begins where the one before it ends
+            if rows is not None:  # each slice begins at the end of the slice before
                 starts += array("q", [n * step for n in rows.lengths])
-            last = starts.tobytes()[:: starts.itemsize]  # of each the lowest byte
+            last = starts.tobytes()[:: starts.itemsize]  # the lowest byte of each address
+            # all lowest bytes of a buffer as one integer, so that one operation joins two buffers
             each = [int.from_bytes(last[i : i + count], "big") for i in range(0, len(last), count)]
             odd = reduce(operator.or_, each).to_bytes(count, "big").translate(IS_ODD)
             form = odd, lengths.tobytes(), rows
@@ -136,33 +151,41 @@ class DeviceTables:
         return self._find("tables", form, like, make)
 
     def _find(self, kind: str, form: Hashable, like: Tensor, make: Callable[[], T]) -> T:
-        """What is known of a form, or what is made now; while a graph is captured it lasts.
+        """Return what is known of a form, or make it now.
 
-        A stream does not wait for what another one sends, but a capture begins when all is there.
+        Tables are kept per stream, because a stream does not wait for a copy in another stream. A
+        capture may use tables of all streams, because it begins when all copies are done. It keeps
+        its tables for good.
         """
         key = form, like.device, fake_mode(like)
         with self.lock, on(like.device):
-            known, stream = self._known[kind], _stream(like.device)
+            known = self._known[kind]
+            stream = _stream(like.device)
             if capturing(like.device):
                 found = next((x for (k, _), x in known.items() if k == key), None)
                 self.captured.append(make() if found is None else found)
                 return self.captured[-1]
-            found = known.pop((key, stream), None)
-            found = make() if found is None else found
-            while len(known) >= MOST:
+            table = known.pop((key, stream), None)
+            table = make() if table is None else table
+            while len(known) >= TABLES_KEPT:
                 del known[next(iter(known))]
-            known[key, stream] = found
-            return found
+            known[key, stream] = table
+            return table
 
     def _lay(self, odd: bytes, sizes: array[int], like: Tensor, rows: SliceRows | None) -> Chunks:
-        """The layout; a launch is of tensors that all begin at 16 bytes, or of the others."""
+        """Return a layout whose first launch has the tensors with aligned addresses."""
         count = len(sizes)
-        most, many, lengths = CHUNK, [1] * count, sizes
-        if rows is not None:
-            most, many = ROW, list(rows.counts)
-            each = zip(rows.lengths, sizes, strict=True)
-            lengths = array("q", [n if size else 0 for n, size in each])
-        chunks = [-(-n // span(n, most)) * k for n, k in zip(lengths, many, strict=True)]
+        if rows is None:
+            per_chunk = CHUNK
+            lengths = sizes
+            chunks = [-(-n // span(n, CHUNK)) for n in sizes]
+        else:
+            per_chunk = ROW
+            # a tensor of size 0 is skipped by the launch
+            pairs = zip(rows.lengths, sizes, strict=True)
+            lengths = array("q", [n if size else 0 for n, size in pairs])
+            rows_of = zip(lengths, rows.counts, strict=True)
+            chunks = [-(-n // span(n, ROW)) * slices for n, slices in rows_of]
         order = sorted(range(count), key=odd.__getitem__)  # aligned ones first
         begins = itertools.accumulate([chunks[i] for i in order], initial=0)
         first = dict(zip(order, begins, strict=False))
@@ -177,13 +200,13 @@ class DeviceTables:
         if rows is not None:
             layout = self._of_rows(layout[count:], more, rows)
             turns = layout.view(4, -1)[1].argsort(stable=True)
-        which = self._chunks(layout, turns, total, most)
+        programs = self._chunks(layout, turns, total, per_chunk)
         used = [launch for launch in launches if launch[2]]
-        alone = all([0 < n <= most for n in lengths])
-        return Chunks(layout, which, used, total, alone)
+        alone = all([0 < n <= per_chunk for n in lengths])
+        return Chunks(layout, programs, used, total, alone)
 
     def _of_rows(self, first: Tensor, sizes: Tensor, rows: SliceRows) -> Tensor:
-        """The layout of slices, computed on the device from the first chunks of tensors."""
+        """Compute the layout of slices on the device, from the first chunks of tensors."""
         lengths, counts = sizes.view(2, -1)
         tensor = torch.repeat_interleave(counts, output_size=sum(rows.counts))
         begin = counts.cumsum(0) - counts
@@ -192,21 +215,22 @@ class DeviceTables:
         chunk = first[tensor] + which * ((length - 1) // span(length, ROW) + 1)
         return torch.cat([length, chunk, tensor, which * length])
 
-    def _chunks(self, layout: Tensor, order: Tensor, total: int, most: int) -> Tensor:
-        """For each chunk its tensor and which it is there, computed on the device."""
+    def _chunks(self, layout: Tensor, order: Tensor, total: int, per_chunk: int) -> Tensor:
+        """Compute the tensor of each chunk, and its place among the tensor's chunks."""
         sizes, first = layout.view(-1, len(order))[:2]
-        many = ((sizes - 1) // span(sizes, most) + 1)[order]
-        tensor = torch.repeat_interleave(order, many, output_size=total)
+        counts = ((sizes - 1) // span(sizes, per_chunk) + 1)[order]
+        tensor = torch.repeat_interleave(order, counts, output_size=total)
         which = torch.arange(total, device=layout.device) - first[tensor]
         return torch.stack([tensor, which], dim=1).to(torch.int32).view(-1)
 
     def _sent(self, words: array[Any], like: Tensor) -> Tensor:
-        """Words on the device of a tensor."""
+        """Return an array as a new vector on the device of a tensor."""
         out = like.new_empty(len(words), dtype=DTYPES[words.typecode], requires_grad=False)
         self._write(words, out)
         return out
 
     def _write(self, words: array[Any], out: Tensor) -> None:
+        """Write an array into a vector on any device."""
         if fake_mode(out) is not None:
             out.copy_(torch.empty(len(words), dtype=out.dtype, device="cpu"))
         elif capturing(out.device):
@@ -218,29 +242,32 @@ class DeviceTables:
             ring.send(torch.frombuffer(words, dtype=out.dtype), out)
 
 
-def span(size: Any, most: int) -> Any:
-    """How many entries of a tensor of this size a program takes: `span_of` of kernel.py."""
-    return most * (1 + size // LONG)
+def span(size: Any, per_chunk: int) -> Any:
+    """Return the elements per chunk of a tensor of this size.
+
+    `span_of` in triton_include.py computes the same.
+    """
+    return per_chunk * (1 + size // LONG)
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Where kernels of this device begin, and where its stream is asked about."""
-    there = not _is_real(device) or device.index == torch.cuda.current_device()
-    return nullcontext() if there else torch.cuda.device(device)
+    """Return a context in which a GPU is the current device: kernels and streams need it."""
+    current = not _is_real(device) or device.index == torch.cuda.current_device()
+    return nullcontext() if current else torch.cuda.device(device)
 
 
 def _is_real(device: torch.device) -> bool:
-    """Whether this is a GPU that is there."""
+    """Return whether a device is a GPU that CUDA has initialized."""
     return device.type == "cuda" and torch.cuda.is_initialized()
 
 
 def capturing(device: torch.device) -> bool:
-    """Whether what happens now on a device is not done but captured."""
+    """Return whether a CUDA graph is being captured on a device."""
     return _is_real(device) and torch.cuda.is_current_stream_capturing()
 
 
 def _stream(device: torch.device) -> int:
-    """The stream that works for this device now."""
+    """Return the current stream of a device; 0 if it has none."""
     return torch.cuda.current_stream(device).cuda_stream if _is_real(device) else 0
 
 

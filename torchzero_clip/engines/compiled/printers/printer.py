@@ -1,7 +1,11 @@
-"""Printer: vector programs as text, in what C++ and Triton have in common.
+"""Printer: the parts of printing vector programs that C++ and Triton have in common.
 
-A value that is read in its own loop alone needs no memory. Sizes, steps and addresses are looked up
-in tables, so that models that differ in nothing else share a library.
+A `Printer` receives the segments of a step: vector nodes, and launches among them. CppPrinter and
+TritonPrinter print them for `replay/native_step.py` and `replay/device_step.py`.
+
+A value that only its own loop reads is a local variable, and needs no memory. Sizes, strides and
+addresses are looked up in tables when a kernel runs. So models that differ only in them share a
+kernel.
 """
 
 from __future__ import annotations
@@ -26,17 +30,17 @@ from torchzero_clip.engines.compiled.printers.vectors import (
 )
 
 LoopDims: TypeAlias = "list[tuple[int, list[int]]]"
-"""The sizes of loops, and for each of them the steps of some regions."""
+"""The size of each nested loop, and the strides of some regions in it."""
 
 
 class LoopHeads(NamedTuple):
-    """Loops over a shape.
+    """Nested loops over a shape.
 
     Attributes:
-        heads: Their heads, one inside the other.
-        inside: What stands first inside them.
-        steps: For each region the indices, and how far apart their entries are.
-        mask: Which lanes there are; None where an entry goes by at a time.
+        heads: The heads of the loops, the outer loop first.
+        inside: The first statements inside the inner loop.
+        steps: For each region the index variables, and the stride of each.
+        mask: The mask of the lanes; None if the loops go through one element at a time.
     """
 
     heads: list[str]
@@ -48,34 +52,35 @@ class LoopHeads(NamedTuple):
 def steps_of(
     regions: Sequence[Region], dims: LoopDims, names: Sequence[str]
 ) -> dict[Region, list[tuple[str, int]]]:
-    """For each region the indices of loops, and how far apart their entries are."""
+    """Return for each region the index variables of loops, and the stride of each."""
     rows = list(zip(names, dims, strict=True))
-    return {x: [(name, row[k]) for name, (_, row) in rows] for k, x in enumerate(regions)}
+    return {x: [(name, strides[k]) for name, (_, strides) in rows] for k, x in enumerate(regions)}
 
 
-def index_of(row: list[Any], x: Any) -> int:
-    """Where something is in a table, where it is put if it is not there."""
-    if x not in row:
-        row.append(x)
-    return row.index(x)
+def index_of(table: list[Any], x: Any) -> int:
+    """Return the index of an item in a table, after adding it if it is missing."""
+    if x not in table:
+        table.append(x)
+    return table.index(x)
 
 
 def nodes_of(loop: Loop) -> list[VectorNode]:
-    """The nodes of a loop that are no launches."""
+    """Return the nodes of a loop that are no launches."""
     return [node for node in loop.nodes if isinstance(node, VectorNode)]
 
 
 class Printer:
-    """The segments of a step.
+    """A printer of the segments of a step.
 
     Args:
-        memories: Those of the regions.
-        segments: Nodes in a row.
-        read: Memories that others than these nodes look at.
+        memories: The memories of the regions.
+        segments: The segments, in the order of the step.
+        read: The memories that are read outside of these segments.
 
     Attributes:
-        backed: All memories that are more than a value in a loop.
-        pointers, integers: What a text looks up while it runs: whose address, and sizes and steps.
+        backed: The memories that must exist; the others are local variables of a loop.
+        pointers: The table of addresses that a kernel looks up.
+        integers: The table of integers that a kernel looks up, such as sizes and strides.
     """
 
     language: ClassVar[Language]
@@ -86,64 +91,69 @@ class Printer:
         segments: Sequence[Sequence[VectorNode | Launched]],
         read: Collection[int],
     ) -> None:
-        self.memories, self.pointers, self.integers = memories, list[Any](), list[Any]()
+        self.memories = memories
+        self.pointers = list[Any]()
+        self.integers = list[Any]()
         self.loops = [loops(segment, memories) for segment in segments]
         self.backed = set(read) | self._shared()
         self._count = 0
 
     def _shared(self) -> set[int]:
-        """Memories in which more than one loop, or more than one region of it, looks."""
-        users, found = dict[int, set[Any]](), set[int]()
-        every = list(itertools.chain(*self.loops))
-        for i, loop in enumerate(every):
+        """Return the memories that several loops use, or several regions in one loop."""
+        users = dict[int, set[Any]]()
+        shared = set[int]()
+        all_loops = list(itertools.chain(*self.loops))
+        for i, loop in enumerate(all_loops):
             for x in regions_of(loop.nodes):
                 if loop.open and not self.in_rows(x):
                     users.setdefault(x.memory, set()).add((i, x))
                 else:
-                    found |= touched([x], self.memories)
-        written = {node.out.memory for loop in every for node in nodes_of(loop)}
-        once = {memory for memory, regions in users.items() if len(regions) == 1} & written
-        return found | (users.keys() - once)
+                    shared |= touched([x], self.memories)
+        written = {node.out.memory for loop in all_loops for node in nodes_of(loop)}
+        local = {memory for memory, uses in users.items() if len(uses) == 1} & written
+        return shared | (users.keys() - local)
 
     def stored(self, region: Region) -> bool:
-        """Whether what is written there is more than a value in a loop."""
+        """Return whether a region is in memory, not only a local variable of a loop."""
         return region.memory in self.backed or not self.memories[region.memory].own
 
     def name(self, letter: str) -> str:
+        """Return a new name that begins with a letter."""
         self._count += 1
         return f"{letter}{self._count}"
 
-    # ------------------------------------------------------------------ what a language says
+    # ------------------------------------------------------------------ texts of the language
 
     def integer(self, n: Any) -> str:
-        """A whole number, which is looked up."""
+        """Return the text of an integer, which the kernel looks up."""
         raise NotImplementedError
 
     def address(self, x: Region, *loops: LoopHeads) -> str:
-        """Where an entry of a region lies."""
+        """Return the text of the address of an element of a region."""
         raise NotImplementedError
 
     def load(self, x: Region, *loops: LoopHeads) -> str:
-        """The value of an entry."""
+        """Return the text of the value of an element of a region."""
         raise NotImplementedError
 
     def store(self, x: Region, value: str, *loops: LoopHeads) -> str:
-        """A statement that writes an entry."""
+        """Return a statement that writes an element of a region."""
         raise NotImplementedError
 
-    def words(self, name: str) -> Language:
-        """The language, at an operator."""
+    def language_at(self, name: str) -> Language:
+        """Return the language in which an operator is printed."""
         return self.language
 
     # ------------------------------------------------------------------ loops
 
     def in_rows(self, region: Region) -> bool:
-        """Whether its first dim goes from one memory to the next."""
+        """Return whether the first dim of a region goes from one memory to the next."""
         return bool(self.memories[region.memory].rows)
 
     def dims(self, shape: Sequence[int], regions: Sequence[Region]) -> LoopDims:
-        """The loops over a shape: dims that lie behind one another in all regions are one."""
-        rows, dims = any(map(self.in_rows, regions)), list[tuple[int, list[int]]]()
+        """Return the loops over a shape: dims that are contiguous in all regions become one."""
+        rows = any(map(self.in_rows, regions))
+        dims = list[tuple[int, list[int]]]()
         for d, n in enumerate(shape):
             steps = [x.strides[d] for x in regions]
             if n == 1:
@@ -156,7 +166,7 @@ class Printer:
         return dims
 
     def each(self, shape: Sequence[int], regions: Sequence[Region]) -> LoopHeads:
-        """Loops over a shape, an entry at a time."""
+        """Return loops over a shape, one element at a time."""
         dims = self.dims(shape, regions)
         names = [self.name("j") for _ in dims]
         sizes = [self.integer(n) for n, _ in dims]
@@ -164,19 +174,19 @@ class Printer:
         return LoopHeads(heads, [], steps_of(regions, dims, names), None)
 
     def lanes(self, shape: Sequence[int], regions: Sequence[Region]) -> LoopHeads:
-        """The same, as many entries at a time as there are lanes."""
+        """Return loops over a shape, as many elements at a time as the language has lanes."""
         return self.each(shape, regions)
 
     def around(self, loops: LoopHeads, body: Sequence[str]) -> list[str]:
-        """Statements inside loops."""
+        """Return statements inside loops."""
         lines = [*loops.inside, *body]
         for head in reversed(loops.heads):
             lines = [head, *[f"    {line}" for line in lines], *self.language.end]
         return lines
 
     def index(self, x: Region, loops: Sequence[LoopHeads]) -> tuple[str, list[str]]:
-        """Which of its rows an entry lies in, and the terms whose sum says where in it."""
-        steps = [step for some in loops for step in some.steps[x]]
+        """Return the row of an element, if its region has rows, and the terms of its offset."""
+        steps = [step for heads in loops for step in heads.steps[x]]
         row = steps.pop(0)[0] if self.in_rows(x) else ""
         start = [self.integer(x.start)] if x.start else []
         products = [(name, self.integer(step)) for name, step in steps if step]
@@ -185,16 +195,18 @@ class Printer:
     # ------------------------------------------------------------------ nodes
 
     def lines(self, loop: Loop) -> list[str]:
-        """The statements of a loop that is no launch."""
+        """Return the statements of a loop that is no launch."""
         first = nodes_of(loop)[0]
         if loop.open:
-            return self._entries(loop)
+            return self._elementwise(loop)
         return self._norm(first) if first.name == "norm" else self._reduction(first)
 
-    def _entries(self, loop: Loop) -> list[str]:
-        """The statements of all nodes for each entry."""
-        nodes, known, lines = nodes_of(loop), dict[Region, Named](), list[str]()
-        entry = self.lanes(loop.shape, list(dict.fromkeys(regions_of(nodes))))
+    def _elementwise(self, loop: Loop) -> list[str]:
+        """Return the statements that run all nodes of a loop on each element."""
+        nodes = nodes_of(loop)
+        known = dict[Region, Named]()
+        lines = list[str]()
+        element = self.lanes(loop.shape, list(dict.fromkeys(regions_of(nodes))))
 
         def let(letter: str, x: Region, text: str) -> None:
             known[x] = Named(self.name(letter), x.dtype)
@@ -203,47 +215,63 @@ class Printer:
         for node in nodes:
             for x in node.given:
                 if isinstance(x, Region) and x not in known:
-                    let("x", x, self.load(x, entry))
-            given = [known[x] if isinstance(x, Region) else x for x in node.given]
-            text = self.words(node.name).expression(node.name, given, node.dtype)
+                    let("x", x, self.load(x, element))
+            operands = [known[x] if isinstance(x, Region) else x for x in node.given]
+            text = self.language_at(node.name).expression(node.name, operands, node.dtype)
             let("v", node.out, text)
             if self.stored(node.out):
-                lines.append(self.store(node.out, known[node.out].name, entry))
-        return self.around(entry, lines)
+                lines.append(self.store(node.out, known[node.out].name, element))
+        return self.around(element, lines)
 
     def _reduction(self, node: VectorNode) -> list[str]:
-        """Lanes go over what is joined where that is more than what is made, and else over that."""
-        x, dims, dtype = node.given[0], len(node.out.shape), node.dtype
+        """Return the statements of a reduction: a loop over results, with a loop over dims inside.
+
+        The larger loop is spread over lanes.
+        """
+        x = node.given[0]
         assert isinstance(x, Region)
+        dims = len(node.out.shape)
+        dtype = node.dtype
         begin, joined, how, end = REDUCTIONS[node.name]
         count = math.prod(x.shape[dims:])
-        across = count > math.prod(node.out.shape)
-        outer_of, inner_of = (self.each, self.lanes) if across else (self.lanes, self.each)
-        left, rest = x.of(range(dims)), x.of(range(dims, len(x.shape)))
-        outer, inner = outer_of(left.shape, [node.out, left]), inner_of(rest.shape, [rest])
-        outer.steps[x], inner.steps[x] = outer.steps[left], inner.steps[rest]
-        all, mask, say = self.name("all"), outer.mask or inner.mask, self.language
-        kind, number = say.words[dtype], say.number(begin, dtype)
+        left = x.of(range(dims))
+        rest = x.of(range(dims, len(x.shape)))
+        if count > math.prod(node.out.shape):
+            outer = self.each(left.shape, [node.out, left])
+            inner = self.lanes(rest.shape, [rest])
+        else:
+            outer = self.lanes(left.shape, [node.out, left])
+            inner = self.each(rest.shape, [rest])
+        outer.steps[x] = outer.steps[left]
+        inner.steps[x] = inner.steps[rest]
+        total = self.name("all")
+        mask = outer.mask or inner.mask
+        language = self.language
+        kind = language.types[dtype]
         body = [
-            say.let(f"{all}_x", self.load(x, outer, inner), dtype),
-            say.joins.format(kind, all, joined.format(all, f"{all}_x"), mask or "True"),
+            language.let(f"{total}_x", self.load(x, outer, inner), dtype),
+            language.joins.format(kind, total, joined.format(total, f"{total}_x"), mask or "True"),
         ]
-        last = say.lanes.format(all, how) if inner.mask else all
+        last = language.lanes.format(total, how) if inner.mask else total
+        shape = "(LANES,)" if mask else "()"
         lines = [
-            say.begins.format(kind, all, number, "(LANES,)" if mask else "()"),
+            language.begins.format(kind, total, language.number(begin, dtype), shape),
             *self.around(inner, body),
-            say.let(f"{all}_out", end.format(last, n=self.integer(count)), node.out.dtype),
-            self.store(node.out, f"{all}_out", outer),
+            language.let(f"{total}_out", end.format(last, n=self.integer(count)), node.out.dtype),
+            self.store(node.out, f"{total}_out", outer),
         ]
         return self.around(outer, lines)
 
     def _norm(self, node: VectorNode) -> list[str]:
+        """Return the statements of a norm over the last dim."""
         x = node.given[0]
         assert isinstance(x, Region)
         left = x.of(range(len(x.shape) - 1))
-        entry = self.each(node.out.shape, [node.out, left])
-        size, step = [self.integer(row[-1]) for row in (x.shape, x.strides)]
-        all, power = self.name("all"), self.language.number(node.power, torch.float64)
-        text = f"norm_in_range({self.address(left, entry)}, {size}, {step}, {power})"
-        line = self.language.let(all, text, node.out.dtype)
-        return self.around(entry, [line, self.store(node.out, all, entry)])
+        element = self.each(node.out.shape, [node.out, left])
+        size = self.integer(x.shape[-1])
+        step = self.integer(x.strides[-1])
+        norm = self.name("all")
+        power = self.language.number(node.power, torch.float64)
+        text = f"norm_in_range({self.address(left, element)}, {size}, {step}, {power})"
+        line = self.language.let(norm, text, node.out.dtype)
+        return self.around(element, [line, self.store(node.out, norm, element)])

@@ -1,7 +1,9 @@
-"""Programs: what lies on a tape, as a function of the tensors of each buffer, in canonical names.
+"""Programs: the nodes of a tape as a function of tensors, in a form that can be compared.
 
-Names are canonical, so that equal tapes are one program. `interpreted` runs it node by
-node; cpp.py and triton.py print it for a compiler.
+`program_of` makes a `Program` of the nodes that a tape recorded, and numbers its operands in the
+order of use, so that equal tapes give equal programs. A `Launch` is a program with the buffers,
+numbers, vectors and scalars of one run. The modules cpp.py and triton.py print programs for a
+compiler. The function `interpreted` runs them in PyTorch, node by node.
 """
 
 from __future__ import annotations
@@ -25,29 +27,37 @@ from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.printers.operators import OPERATORS, over
 
 NodeOperand: TypeAlias = "tuple[str, Any]"
-"""A kind and which of it: ("value", node), ("buffer", i), ("number", i), ("scalar", i), ("vector",
-i), ("row", i) for a vector with an entry a slice, ("dtype", name) or ("half", 0 to 3) of random
-bits. Scalars are 0-dim tensors on the device; vectors have an entry a tensor."""
-Node: TypeAlias = "tuple[str, tuple[NodeOperand, ...]]"
-"""An operator and its operands; the first is a value, or the buffer that is loaded."""
-Measurement: TypeAlias = "tuple[Measure, int] | None"
-"""A measure and the value whose tensors it is taken of."""
+"""A kind of operand and which of that kind.
 
-TAKEN = ("buffer", "number", "vector", "scalar")
-"""The kinds of operands that a launch gives."""
-WORDS = ("dtype", "half")
-"""The kinds of operands that are words in a text; others have a name there."""
-OTHERS = {"load": "{0}", "to": "{0}.to({1})"}
-"""The nodes there that are no operators."""
-MOST = 1000  # programs that are remembered
+- ("value", i): the result of node i;
+- ("buffer", i): a list of tensors;
+- ("number", i): a Python float;
+- ("scalar", i): a 0-dim tensor on the device;
+- ("vector", i): a tensor with one element per tensor of the list;
+- ("row", i): a vector with one element per slice;
+- ("dtype", name): a dtype to cast to;
+- ("half", 0 to 3): which random bits stochastic rounding uses, and for which dtype.
+"""
+Node: TypeAlias = "tuple[str, tuple[NodeOperand, ...]]"
+"""An operator and its operands. The first operand is a value; for "load" it is a buffer."""
+Measurement: TypeAlias = "tuple[Measure, int] | None"
+"""A measure and the value that is measured."""
+
+LAUNCH_KINDS = ("buffer", "number", "vector", "scalar")
+"""The kinds of operands that a launch passes to a program."""
+LITERAL_KINDS = ("dtype", "half")
+"""The kinds of operands that are printed as they are; other operands have a name."""
+TORCH_TEXTS = {"load": "{0}", "to": "{0}.to({1})"}
+"""The text in PyTorch of the nodes that are no operators."""
+PROGRAMS_KEPT = 1000
 
 
 class Program(NamedTuple):
-    """What lies on a tape: equal ones are compiled once in a process."""
+    """The nodes of a tape as a function; equal programs are compiled once in a process."""
 
     nodes: tuple[Node, ...]
     stores: tuple[tuple[int, int], ...]
-    """Pairs of a buffer and the value that goes there."""
+    """Pairs of a buffer and the value that is written to it."""
     measured: Measurement
     buffers: tuple[torch.dtype, ...]
     vectors: tuple[torch.dtype, ...]
@@ -58,18 +68,18 @@ class Program(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """The count of Python numbers that it takes."""
+        """The count of Python floats that are operands."""
         operands = [operand for _, node in self.nodes for operand in node]
         return max([which + 1 for kind, which in operands if kind == "number"], default=0)
 
     @property
     def of_rows(self) -> set[int]:
-        """The vectors that have an entry a slice."""
+        """The vectors that have one element per slice."""
         return {which for _, node in self.nodes for kind, which in node if kind == "row"}
 
     @property
     def operands(self) -> Iterator[tuple[str, int, torch.dtype]]:
-        """What it is given: the kind, which it is, and the dtype of an entry."""
+        """All operands of the function: the kind, which of the kind, and the dtype."""
         yield from [("buffer", i, dtype) for i, dtype in enumerate(self.buffers)]
         yield from [("number", i, torch.float64) for i in range(self.numbers)]
         for i, dtype in enumerate(self.vectors):
@@ -77,27 +87,30 @@ class Program(NamedTuple):
         yield from [("scalar", i, dtype) for i, dtype in enumerate(self.scalars)]
 
     def source(self) -> str:
-        """Return the source of a function of the operands, for one tensor.
+        """Return the source of a Python function of the operands, for one tensor of each buffer.
 
-        The function returns the value to be measured. Values of 16 bits are computed in float32,
-        as in compiled kernels: PyTorch would round the product of a bfloat16 tensor and a number.
+        The function returns a list with the value to be measured. Values of 16 bits are computed in
+        float32, as in compiled kernels: PyTorch would round the product of a bfloat16 tensor and a
+        number.
         """
-        body, stored = list[str](), [value for _, value in self.stores]
+        body = list[str]()
+        stored = [value for _, value in self.stores]
         for i, (name, operands) in enumerate(self.nodes):
-            terms = [which if kind in WORDS else f"{kind}{which}" for kind, which in operands]
-            text = (OTHERS.get(name) or OPERATORS[name].torch).format(*terms)
+            terms = [x if kind in LITERAL_KINDS else f"{kind}{x}" for kind, x in operands]
+            text = (TORCH_TEXTS.get(name) or OPERATORS[name].torch).format(*terms)
             if self._narrow(name, operands):
                 text += ".float()"
             elif name == "load" and i in stored:
                 text += ".clone()"
             body.append(f"value{i} = {text}")
         body += [f"buffer{i}.copy_(value{value})" for i, value in self.stores]
-        body += [] if self.measured is None else [f"return [value{self.measured[1]}]"]
+        if self.measured is not None:
+            body.append(f"return [value{self.measured[1]}]")
         names = ", ".join([f"{kind}{i}" for kind, i, _ in self.operands])
         return "\n    ".join([f"def program({names}):", *body])
 
     def _narrow(self, name: str, operands: tuple[NodeOperand, ...]) -> bool:
-        """Whether a node loads, or rounds to, floating-point numbers of 16 bits."""
+        """Return whether a node loads, or rounds to, floating-point numbers of 16 bits."""
         if name == "load":
             return self.buffers[operands[0][1]] in HALF
         return name == "to" and operands[1][1] in map(str, HALF)
@@ -105,24 +118,24 @@ class Program(NamedTuple):
 
 @cache
 def interpreted(program: Program) -> Callable[..., Any]:
-    """The function of a program, run node by node."""
+    """Return the function of a program in PyTorch, which runs node by node."""
     source = program.source()
     name = f"<torchzero_clip program {zlib.crc32(source.encode()):x}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     space: dict[str, Any] = {"torch": torch, "over": over, "rounded": rounded}
     space |= {"upper": upper, "lower": lower, "wide_of": wide_of}
     exec(compile(source, name, "exec"), space)
-    made: Callable[..., Any] = space["program"]
-    return made
+    function: Callable[..., Any] = space["program"]
+    return function
 
 
 @dataclass
 class Launch:
-    """A program and the tensors and numbers that it is run with.
+    """A program with the tensors and numbers of one run.
 
     Attributes:
-        sizes: The number of entries of each tensor.
-        elements: The places of entries in whole parameters, where some are rounded by them.
+        sizes: The number of elements of each tensor.
+        elements: The places of elements in whole parameters, if stochastic rounding needs them.
         rows: The slices that are measured, or that have operands of their own.
     """
 
@@ -137,54 +150,62 @@ class Launch:
 
     @property
     def width(self) -> int:
-        """The count of statistics that it measures."""
+        """The number of statistics: one per tensor, or one per slice."""
         return len(self.sizes) if self.rows is None else sum(self.rows.counts)
 
     @cached_property
     def sent(self) -> Tensor:
-        """The numbers, on the device."""
+        """The numbers as a tensor on the device."""
         return numbers(self.numbers or [0.0], self.program.device)
 
     @property
     def read(self) -> list[Tensor]:
-        """The tensors that are read."""
+        """The tensors that the launch reads."""
         nodes = self.program.nodes
         return self._of({operands[0][1] for name, operands in nodes if name == "load"})
 
     @property
     def written(self) -> list[Tensor]:
-        """The tensors that are written."""
+        """The tensors that the launch writes."""
         return self._of({i for i, _ in self.program.stores})
 
     def _of(self, buffers: Collection[int]) -> list[Tensor]:
         return [t for i in sorted(buffers) for t in self.buffers[i].tensors]
 
     def misfits(self) -> list[int]:
-        """The tensors with gaps in memory, or with another order in one buffer than in another."""
-        in_order = self.elements is None or self.elements.contiguous
+        """Return the positions of tensors that a kernel cannot go through in one order.
+
+        They have gaps in memory, or strides that differ from buffer to buffer.
+        """
         if self.rows is not None:
             lists = zip(*[buffer.tensors for buffer in self.buffers], strict=True)
-            return [i for i, some in enumerate(lists) if not all([t.is_contiguous() for t in some])]
+            return [i for i, ts in enumerate(lists) if not all([t.is_contiguous() for t in ts])]
+        in_order = self.elements is None or self.elements.contiguous
         if in_order and all([buffer.contiguous for buffer in self.buffers]):
             return []
         return [i for i in range(len(self.sizes)) if not self._fits(i)]
 
     def _fits(self, i: int) -> bool:
+        """Return whether all buffers have the elements of their i-th tensor in the same order."""
         if not all([buffer.dense[i] for buffer in self.buffers]):
             return False
-        some = [buffer.tensors[i] for buffer in self.buffers]
-        if self.elements is not None and not self.elements.follow(i, some[0]):
+        tensors = [buffer.tensors[i] for buffer in self.buffers]
+        if self.elements is not None and not self.elements.follow(i, tensors[0]):
             return False
-        return len({t.stride() for t in some}) == 1 or all([t.is_contiguous() for t in some])
+        return len({t.stride() for t in tensors}) == 1 or all([t.is_contiguous() for t in tensors])
 
-    def plainly(self, some: Collection[int]) -> Tensor | None:
-        """Run the program for these tensors, node by node; returns the statistics of them."""
-        if not some:
+    def run_by_torch(self, positions: Collection[int]) -> Tensor | None:
+        """Run the program node by node for the tensors at some positions.
+
+        Return their statistics, or None if nothing is measured.
+        """
+        if not positions:
             return None
-        function, values = interpreted(self.program), list[Tensor]()
+        function = interpreted(self.program)
+        values = list[Tensor]()
         numbers = self.sent.unbind()[: self.program.numbers]
-        for i in some:
-            vectors = [self._entry(vector, k, i) for k, vector in enumerate(self.vectors)]
+        for i in positions:
+            vectors = [self._element(vector, k, i) for k, vector in enumerate(self.vectors)]
             tensors = [torch.atleast_1d(buffer.tensors[i]) for buffer in self.buffers]
             values += function(*tensors, *numbers, *vectors, *self.scalars) or []
         measured = self.program.measured
@@ -192,18 +213,22 @@ class Launch:
             return None
         if self.rows is None:
             return statistics(values, measured[0])[:1]
-        dims = [self.rows.dims[i] for i in some]
+        dims = [self.rows.dims[i] for i in positions]
         return torch.cat(statistics_of_slices(values, dims, measured[0]), dim=1)[:1]
 
-    def columns(self, some: Collection[int]) -> list[int]:
-        """Where the statistics of these tensors stand among all."""
+    def columns(self, positions: Collection[int]) -> list[int]:
+        """Return which columns of all statistics belong to the tensors at some positions."""
         if self.rows is None:
-            return list(some)
+            return list(positions)
         ends = list(itertools.accumulate(self.rows.counts, initial=0))
-        return [k for i in some for k in range(ends[i], ends[i + 1])]
+        return [column for i in positions for column in range(ends[i], ends[i + 1])]
 
-    def _entry(self, vector: Tensor, which: int, i: int) -> Tensor:
-        """The number of a vector for the i-th tensors; of all their elements or slices, these."""
+    def _element(self, vector: Tensor, which: int, i: int) -> Tensor:
+        """Return the element of a vector for the i-th tensor.
+
+        A vector of slices gives the elements of all slices of the tensor. The starts of stochastic
+        rounding give the place of each element of the tensor.
+        """
         if self.rows is not None and which in self.program.of_rows:
             return vector[self.columns([i])].view(self.rows.shapes[i])
         if self.elements is None or vector is not self.elements.starts:
@@ -212,13 +237,13 @@ class Launch:
 
 
 class Relaunch:
-    """A launch that is done again, with other numbers and gradients.
+    """A launch that replayed steps run again, with other numbers and gradients.
 
     Args:
-        launch: The one that was written down.
-        runner: A weak reference to what runs launches, which itself holds this.
-        buffers: Its buffers; of gradients the places of these.
-        gradients: The buffers of gradients in a step, by places.
+        launch: The launch of the recorded step.
+        runner: A weak reference to the runner, because the runner itself holds the step.
+        buffers: The buffers of the launch. A buffer of gradients is given by its places.
+        gradients: The buffers of gradients of the current step, by their places.
     """
 
     def __init__(
@@ -228,22 +253,27 @@ class Relaunch:
         buffers: Sequence[Buffer | tuple[int, ...]],
         gradients: dict[tuple[int, ...], Buffer],
     ) -> None:
-        self.program, self.sizes, self.elements = launch.program, launch.sizes, launch.elements
-        self.buffers, self.gradients, self._runner = buffers, gradients, runner
-        self.rows, self.width = launch.rows, launch.width
+        self.program = launch.program
+        self.sizes = launch.sizes
+        self.elements = launch.elements
+        self.rows = launch.rows
+        self.width = launch.width
+        self.buffers = buffers
+        self.gradients = gradients
+        self._runner = runner
 
     def __call__(self, numbers: Any, vectors: Any, scalars: Any) -> Tensor | None:
         launch = self.launch(list(map(float, numbers)), vectors, scalars)
-        found: Tensor | None = self._runner().run(launch)
-        return found
+        stats: Tensor | None = self._runner().run(launch)
+        return stats
 
-    def launch(self, *given: Any) -> Launch:
-        """The launch with the gradients of this step."""
-        now = [b if isinstance(b, Buffer) else self.gradients[b] for b in self.buffers]
-        return Launch(self.program, self.sizes, self.elements, now, *given, rows=self.rows)
+    def launch(self, *operands: Any) -> Launch:
+        """Return a launch with these numbers, vectors and scalars, and the current gradients."""
+        buffers = [b if isinstance(b, Buffer) else self.gradients[b] for b in self.buffers]
+        return Launch(self.program, self.sizes, self.elements, buffers, *operands, rows=self.rows)
 
 
-@lru_cache(MOST)
+@lru_cache(PROGRAMS_KEPT)
 def program_of(
     nodes: Sequence[Node],
     stores: Sequence[tuple[int, int]],
@@ -252,30 +282,32 @@ def program_of(
     device: torch.device,
     rows: bool = False,
 ) -> tuple[Program, list[tuple[int, ...]]]:
-    """A program of the nodes that these stores need, named in the order of use.
+    """Return a program of the nodes that stores and a measurement need.
 
-    `dtypes` are those of the buffers, vectors and scalars. Comes with the buffers, numbers, vectors
-    and scalars of the tape that it takes, in its order.
+    `dtypes` are the dtypes of the tape's buffers, vectors and scalars. The second result lists, for
+    each of `LAUNCH_KINDS`, which operands of the tape the program receives, in the program's order.
     """
-    needed = {value for _, value in (*stores, *([] if measured is None else [measured]))}
+    needed = {value for _, value in stores}
+    if measured is not None:
+        needed.add(measured[1])
     for i in range(len(nodes) - 1, -1, -1):
         if i in needed:
             needed |= {which for kind, which in nodes[i][1] if kind == "value"}
-    new: dict[str, dict[int, int]] = {kind: {} for kind in ("value", *TAKEN)}
+    new: dict[str, dict[int, int]] = {kind: {} for kind in ("value", *LAUNCH_KINDS)}
 
     def name(kind: str, which: Any) -> NodeOperand:
         known = new.get("vector" if kind == "row" else kind)
         return kind, which if known is None else known.setdefault(which, len(known))
 
-    lines = []
+    named = list[Node]()
     for i in sorted(needed):
-        lines.append((nodes[i][0], tuple([name(*operand) for operand in nodes[i][1]])))
+        operator, operands = nodes[i]
+        named.append((operator, tuple([name(*operand) for operand in operands])))
         name("value", i)
     ends = [(name("buffer", i)[1], name("value", v)[1]) for i, v in stores]
-    taken = {kind: tuple(new[kind]) for kind in TAKEN}
+    end = None if measured is None else (measured[0], new["value"][measured[1]])
+    taken = {kind: tuple(new[kind]) for kind in LAUNCH_KINDS}
     lists = zip(("buffer", "vector", "scalar"), dtypes, strict=True)
     buffers, vectors, scalars = [tuple([row[i] for i in taken[kind]]) for kind, row in lists]
-    end = None if measured is None else (measured[0], new["value"][measured[1]])
-    made = tuple(lines), tuple(sorted(ends)), end
-    program = Program(*made, buffers, vectors, scalars, device)
+    program = Program(tuple(named), tuple(sorted(ends)), end, buffers, vectors, scalars, device)
     return program._replace(rows=rows and bool(measured or program.of_rows)), list(taken.values())

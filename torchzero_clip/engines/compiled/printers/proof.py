@@ -1,10 +1,13 @@
-"""Proof: before a kernel takes part in a step, it is held against torch, once a card and version.
+"""Proof: a comparison of each new kernel with PyTorch's operators before a step uses it.
 
-One of lists runs in memory of its own, on drawn entries and the numbers, vectors and scalars of
-that step: over several blocks and within one, at even and at odd addresses. Torch's operators do
-the same. One of vectors runs in the first step that needs it, on what is there, and what torch
-makes of that stays. A file beside the kernels notes that both agree. Where they do not, or where
-nothing runs, no kernel is trusted any more on devices of this kind.
+A kernel of a list program is tried on random tensors, with the numbers, vectors and scalars of the
+current step. The tensors are longer and shorter than a block, at aligned and unaligned addresses.
+
+A kernel of vectors is tried in the first step that needs it, on the values of that step. If it
+differs from PyTorch, PyTorch's results stay.
+
+A file next to the compiled kernels notes a success, so each kernel is tried once per device and
+version. If a kernel differs, or cannot run, no kernel is used any more on this type of device.
 """
 
 from __future__ import annotations
@@ -38,21 +41,26 @@ from torchzero_clip.engines.compiled.printers.vectors import (
 )
 
 Parts: TypeAlias = "Callable[[Region], list[Tensor]]"
-"""What gives the tensors of a region; none of a value in a loop."""
+"""A function that returns the tensors of a region; none if the region is a local variable."""
 ROWS = SliceRows(((3, 1), (5, 1)) * 2, ((1,),) * 4, (1400, 343, 3, 7), (3, 5) * 2, True)
-"""The slices of the four tensors that a kernel is tried on."""
+"""The slices of the four tensors on which a kernel is tried."""
 SIZES = [4200, 1715, 9, 35]
-PROVEN, WRONG = set[Program](), set[str]()
-"""The programs whose kernels agree, and the kinds of devices on which one does not."""
+PROVEN = set[Program]()
+"""The programs whose kernels agree with PyTorch."""
+WRONG = set[str]()
+"""The types of devices on which a kernel does not agree."""
 
 
 def known(launch: Launch) -> bool:
-    """Whether a launch needs no proof: its program has one, or nothing is computed."""
+    """Return whether a launch needs no proof: its program has one, or its tensors are fake."""
     return launch.program in PROVEN or fake_mode(launch.buffers[0].tensors[0]) is not None
 
 
-def proven(launch: Launch, call: Call | None, source: Any) -> Call | None:
-    """What calls a kernel, where it may: `source` makes its text."""
+def proven(launch: Launch, call: Call | None, source: Callable[[Program], Any]) -> Call | None:
+    """Return a function that runs a kernel if the kernel is proven, else None.
+
+    `source` prints the text of the kernel.
+    """
     program = launch.program
     if call is None or known(launch):
         return call
@@ -60,7 +68,7 @@ def proven(launch: Launch, call: Call | None, source: Any) -> Call | None:
     if not trial.known:
         try:
             _compare(launch, call)
-        except Exception as error:  # also of what compiles it
+        except Exception as error:  # errors of the compiler count as well
             trial.said += [str(error), program.source()]
     if trial.passed():
         PROVEN.add(program)
@@ -68,51 +76,59 @@ def proven(launch: Launch, call: Call | None, source: Any) -> Call | None:
 
 
 class Trial:
-    """Whether what a text is compiled to does what torch does, on a device.
+    """A comparison of a compiled text with PyTorch, on a device.
 
     Attributes:
-        known: Whether it was found so before.
-        said: What was otherwise.
+        known: Whether an earlier comparison has succeeded.
+        said: The differences, as text.
     """
 
     def __init__(self, text: str, device: torch.device) -> None:
         modules = ["torch", "triton"] if "import triton" in text else ["torch"]
         words = [f"{name} {import_module(name).__version__}" for name in modules]
         words += [torch.cuda.get_device_name(device)] if device.type == "cuda" else compiler() or []
-        self.said, self._text, self._kind, self._words = list[str](), text, device.type, words
+        self.said = list[str]()
+        self._text = text
+        self._kind = device.type
+        self._words = words
         self._mark = place(text, *words).with_suffix(".proven")
-        self.known, self._vague = self._mark.exists(), False
+        self.known = self._mark.exists()
+        self._vague = False  # whether results were zero, which proves nothing
 
     def run(self, nodes: Segment, call: Callable[[], None], parts: Parts) -> None:
-        """Do a launch; or nodes, by a call and by torch, whose numbers stay where they differ.
+        """Run a kernel of nodes; if it has no proof yet, run PyTorch's operators as well.
 
-        `parts` are the tensors of a region; none are of a value in a loop.
+        If both differ, the results of PyTorch stay. `parts` returns the tensors of a region, and
+        none for a local variable.
         """
-        every = [node for node in nodes if isinstance(node, VectorNode)]
-        written = [t for node in every for t in parts(node.out)]
+        vector_nodes = [node for node in nodes if isinstance(node, VectorNode)]
+        written = [t for node in vector_nodes for t in parts(node.out)]
         if self.known or not written or capturing(written[0].device):
             call()
             return
-        before, right, sizes = copies(written), list[Tensor](), list[float]()
-        with suppress(Exception):  # what torch cannot do tells nothing of a kernel
-            sizes = _by_torch(every, parts, written[0])
+        before = copies(written)
+        right = list[Tensor]()
+        sizes = list[float]()
+        with suppress(Exception):  # an error of PyTorch proves nothing about the kernel
+            sizes = _by_torch(vector_nodes, parts, written[0])
             right = copies(written)
         copy_into(written, before)
         try:
             call()
             for t, x, size in zip(written, right, sizes, strict=False):
                 torch.testing.assert_close(t, x, rtol=1e-4, atol=1e-6 * size, equal_nan=True)
-        except Exception as error:  # also of what compiles it
+        except Exception as error:  # errors of the compiler count as well
             if not right:
                 raise
             self.said.append(str(error))
             copy_into(written, right)
-        self._vague |= not any(map(_size, right))  # nothing but zeros, or no numbers
+        if not any(map(_size, right)):
+            self._vague = True
 
     def passed(self) -> bool:
-        """Whether nothing was otherwise, which is noted; else a warning tells of it."""
+        """Return whether there was no difference: note a success, and warn of a failure."""
         page = self._mark.with_suffix(".txt" if self.said else ".proven")
-        with suppress(OSError):  # a folder may go, or be read alone
+        with suppress(OSError):  # the folder may be removed, or read-only
             if self.said or not self._vague:
                 page.write_text("\n".join([*self.said, *self._words, machine(), self._text]))
         if not self.said:
@@ -127,82 +143,109 @@ class Trial:
 
 
 def _by_torch(nodes: Sequence[VectorNode], parts: Parts, like: Tensor) -> list[float]:
-    """Do nodes by torch's operators; how large numbers were on the way to each of the tensors."""
-    values, sizes, found = dict[Region, Tensor](), dict[Any, float](), list[float]()
+    """Run nodes by PyTorch's operators, and write their results.
+
+    Return, for each written tensor, how large numbers were on the way to it: rounding errors are
+    relative to them.
+    """
+    values = dict[Region, Tensor]()
+    sizes = dict[Any, float]()
+    written = list[float]()
 
     def operand(x: VectorOperand, node: VectorNode) -> Tensor | float:
         if isinstance(x, Region):
-            there = parts(x)
-            return (torch.stack(there).view(x.shape) if there else values[x]).to(node.dtype)
-        # a root is no power by a tensor; a number may be larger than a dtype holds
-        return x if node.name == "pow" else like.new_full((), x, dtype=torch.float64).to(node.dtype)
+            tensors = parts(x)
+            value = torch.stack(tensors).view(x.shape) if tensors else values[x]
+            return value.to(node.dtype)
+        if node.name == "pow":  # PyTorch computes a root for the exponent 0.5, but not for a tensor
+            return x
+        # through float64, because a number may be too large for the dtype
+        return like.new_full((), x, dtype=torch.float64).to(node.dtype)
 
     for node in nodes:
-        given = [operand(x, node) for x in node.given]
-        made = _made(node, *given).to(node.out.dtype).expand(node.out.shape)
-        rows = [max(_size(t), sizes.get(x, 0.0)) for t, x in zip(given, node.given, strict=True)]
-        product = rows[1] * rows[2] if node.name == "addcmul" else 0.0
-        values[node.out], sizes[node.out] = made, max(_size(made), product, *rows)
-        if there := parts(node.out):
-            copy_into(there, made.unbind() if len(there) > 1 else [made])
-        found += [sizes[node.out]] * len(there)
-    return found
+        operands = [operand(x, node) for x in node.given]
+        value = _computed(node, *operands).to(node.out.dtype).expand(node.out.shape)
+        pairs = zip(operands, node.given, strict=True)
+        on_the_way = [max(_size(t), sizes.get(x, 0.0)) for t, x in pairs]
+        if node.name == "addcmul":
+            on_the_way.append(on_the_way[1] * on_the_way[2])
+        values[node.out] = value
+        sizes[node.out] = max(_size(value), *on_the_way)
+        tensors = parts(node.out)
+        if tensors:
+            copy_into(tensors, value.unbind() if len(tensors) > 1 else [value])
+        written += [sizes[node.out]] * len(tensors)
+    return written
 
 
 def _size(x: Any) -> float:
-    """The largest finite number of a tensor."""
+    """Return the largest finite |x| of a tensor or number."""
     x = torch.as_tensor(x).double().abs().nan_to_num(0, 0, 0)
     return float(x.amax()) if x.numel() else 0.0
 
 
-def _made(node: VectorNode, *given: Any) -> Any:
-    """What torch makes of a node."""
-    name, x = node.name, given[0]
+def _computed(node: VectorNode, *operands: Any) -> Any:
+    """Return the result of a node by PyTorch's operators."""
+    name = node.name
+    x = operands[0]
     if name == "norm":
         return vector_norm(x, node.power)
     if name in REDUCTIONS:
-        over = tuple(range(len(node.out.shape), x.dim()))
+        dims = tuple(range(len(node.out.shape), x.dim()))
         if name.startswith("norm"):
-            return torch.linalg.vector_norm(x, float(name.removeprefix("norm")), over)
-        return getattr(torch, name)(x, over)
+            return torch.linalg.vector_norm(x, float(name.removeprefix("norm")), dims)
+        return getattr(torch, name)(x, dims)
     if name == "where":
-        return torch.where(given[1] != 0, x, given[2])
-    return x if name in ("copy", "fill") else getattr(torch, name)(*given)
+        return torch.where(operands[1] != 0, x, operands[2])
+    return x if name in ("copy", "fill") else getattr(torch, name)(*operands)
 
 
 def _compare(launch: Launch, call: Call) -> None:
-    """Raise where a call does otherwise than torch, beyond rounding."""
-    ours, right = _drawn(launch), _drawn(launch)
-    found, wanted = call(ours, SIZES), right.plainly(range(4))
-    near = 2e-2 if 2 in [dtype.itemsize for dtype in launch.program.buffers] else 1e-4
-    rows: list[Any] = [[*_numbers(ours), found], [*_numbers(right), wanted]]
-    torch.testing.assert_close(*rows, rtol=near, atol=max(near / 64, 1e-5), equal_nan=True)
+    """Raise an error if a kernel differs from PyTorch by more than rounding."""
+    ours = _drawn(launch)
+    right = _drawn(launch)
+    stats = call(ours, SIZES)
+    right_stats = right.run_by_torch(range(4))
+    half = 2 in [dtype.itemsize for dtype in launch.program.buffers]
+    near = 2e-2 if half else 1e-4
+    pair: list[Any] = [[*_results(ours), stats], [*_results(right), right_stats]]
+    torch.testing.assert_close(*pair, rtol=near, atol=max(near / 64, 1e-5), equal_nan=True)
 
 
-def _numbers(launch: Launch) -> list[Tensor]:
-    """What was written; a lower half with the upper one, since alone it is no number."""
-    nodes, stores = launch.program.nodes, dict(launch.program.stores)
-    made = {i: launch.buffers[i].tensors for i in stores}
-    for i, (name, given) in [(i, nodes[value]) for i, value in stores.items()]:
+def _results(launch: Launch) -> list[Tensor]:
+    """Return all tensors that a launch has written.
+
+    A lower half of float32 is joined to its upper half, because it means nothing alone.
+    """
+    nodes = launch.program.nodes
+    stores = dict(launch.program.stores)
+    written = {i: launch.buffers[i].tensors for i in stores}
+    for i, value in stores.items():
+        name, operands = nodes[value]
         if name == "lower":
-            high = next(j for j, value in stores.items() if nodes[value] == ("upper", given))
-            made[i] = list(map(wide_of, made[high], made[i]))
-    return [t for tensors in made.values() for t in tensors]
+            upper = next(j for j, other in stores.items() if nodes[other] == ("upper", operands))
+            written[i] = list(map(wide_of, written[upper], written[i]))
+    return [t for tensors in written.values() for t in tensors]
 
 
 def _drawn(launch: Launch) -> Launch:
-    """A launch on drawn entries, none of them near 0, with the numbers of another one: in place of
-    those that are none, with which all comes to the same, 1.
+    """Return a launch of the same program on random elements, none of them near 0.
+
+    It has the numbers, vectors and scalars of the launch. NaN and infinity are replaced by 1,
+    because with them all results are the same.
     """
-    program, draw, buffers = launch.program, torch.Generator().manual_seed(0), list[Buffer]()
+    program = launch.program
+    draw = torch.Generator().manual_seed(0)
+    buffers = list[Buffer]()
     for dtype in program.buffers:
         rows = [torch.rand(2, n + 1, generator=draw, device="cpu") for n in SIZES]
-        some = [(x + 0.5).div_(64).copysign_(y - 0.3).to(program.device, dtype) for x, y in rows]
-        cut = [(t[i % 2 :][: SIZES[i]], ROWS.counts[i]) for i, t in enumerate(some)]
+        drawn = [(x + 0.5).div_(64).copysign_(y - 0.3).to(program.device, dtype) for x, y in rows]
+        # every other tensor begins at an unaligned address
+        cut = [(t[i % 2 :][: SIZES[i]], ROWS.counts[i]) for i, t in enumerate(drawn)]
         buffers.append(Buffer([t.view(count, -1) for t, count in cut]))
-    vectors, scalars = [
-        [x.nan_to_num(1, 1, 1) for x in y] for y in (launch.vectors, launch.scalars)
-    ]
+    numbers = [x if x - x == 0 else 1.0 for x in launch.numbers]
+    vectors = [v.nan_to_num(1, 1, 1) for v in launch.vectors]
     vectors = [v[torch.arange(16, device="cpu") % len(v)] for v in vectors]
-    given = [x if x - x == 0 else 1.0 for x in launch.numbers], vectors, scalars
-    return Launch(program, SIZES, None, buffers, *given, rows=ROWS if launch.rows else None)
+    scalars = [x.nan_to_num(1, 1, 1) for x in launch.scalars]
+    slices = ROWS if launch.rows else None
+    return Launch(program, SIZES, None, buffers, numbers, vectors, scalars, rows=slices)

@@ -1,10 +1,15 @@
-"""Programs in Triton, for parameters on CUDA: one launch does all tensors of a bucket.
+"""Programs in Triton, for parameters on CUDA: one launch goes through all tensors of a bucket.
 
-A kernel takes a table of addresses and one that gives each of its programs a tensor and where to
-begin, so that it is compiled once whatever the tensors are. Norms are added up in the pass that
-computes the values. Of vectors a kernel of one program does all nodes between two launches: entries
-go by as many as there are lanes, and what one loop writes and another reads lies in memory, with a
-barrier between them. kernel.py is what all kernels include.
+`source` prints a list program, `native` makes a function that runs a `Launch` with it, and
+`TritonPrinter` prints the vector programs of a step. All kernels include triton_include.py.
+
+A list kernel receives a table of addresses, and a table that gives each Triton program a chunk of a
+tensor. So a kernel is compiled once for all shapes. A norm is summed in the same pass that computes
+the values.
+
+A vector kernel is a single Triton program that runs all nodes between two launches, on as many
+elements at a time as it has lanes. Values that one loop writes and another loop reads are in
+memory, with a barrier between the loops.
 """
 
 from __future__ import annotations
@@ -33,31 +38,32 @@ MEASURED = {
     NAMED["linf"]: "largest_of({})",
     NAMED["sum"]: "tl.sum({}.to(tl.float64), axis=0)",
 }
-"""For each measure what a block adds to the statistic of its chunk."""
-ADDED = "total = tl.full((), 0.0, tl.float64)", "total += {}", "total"
+"""For each measure: what a block adds to the statistic of its chunk."""
+SUMMED = "total = tl.full((), 0.0, tl.float64)", "total += {}", "total"
 LARGEST = (
     "total = tl.full((), 0, tl.int32)",
     "total = tl.maximum(total, {})",
     "total.to(tl.float32, bitcast=True).to(tl.float64)",
 )
-"""Where the statistic of a chunk begins, how a block joins it, and it as a number."""
+"""The statistic of a chunk: its first value, how a block joins it, and its value as float64."""
 BUFFER = """buffer{0} = tl.load(addresses + {0} * count + tensor){1} + at
     buffer{0} = tl.multiple_of(buffer{0}, {2}) if ALIGNED else buffer{0}"""
-"""Where a list begins in a chunk; all are read as many entries at a time, as few as the widest
-dtype has in 16 bytes: others would be brought into its order through shared memory."""
+"""The address of a list in a chunk. All lists are loaded with the same number of elements at a
+time, the number that fits into 16 bytes in the widest dtype. With different numbers, Triton would
+reorder elements through shared memory."""
 TENSORS = """tensor = tl.load(chunks + 2 * program)
     at, left = part_of(tl.load(layout + tensor), tl.load(chunks + 2 * program + 1), CHUNK)"""
-"""Where the chunk of a tensor begins, and how many entries are left there."""
+"""The first element of a tensor's chunk, and the number of elements in the chunk."""
 ROWS = """row = tl.load(chunks + 2 * program)
     at, left = part_of(tl.load(layout + row), tl.load(chunks + 2 * program + 1), ROW)
     tensor = tl.load(layout + 2 * width + row).to(tl.int32)
     at += tl.load(layout + 3 * width + row)"""
-"""The same of a slice."""
+"""The same for the chunk of a slice."""
 ALONE = """if alone != 0:
         tl.store(parts + {one}, {last})
     else:
         tl.store(parts + program, {total})"""
-"""What is left of a chunk: the statistic, where a tensor or slice is a single one."""
+"""Store the result of a chunk: the final statistic if each tensor or slice is a single chunk."""
 PAGE = """import triton
 import triton.language as tl
 
@@ -77,7 +83,7 @@ def entries({given}lane, at, left, FULL: tl.constexpr):
     {lines}
 
 """
-"""What is done with some entries of a chunk."""
+"""A function that computes one block of a chunk."""
 BODY = """program = tl.program_id(0) + skip
     {where}
     {shared}
@@ -90,24 +96,25 @@ BODY = """program = tl.program_id(0) + skip
     {end}"""
 
 
-WORDS = {dtype: str(dtype).removeprefix("torch.") for dtype in POINTERS} | {torch.bool: "int1"}
-STORED_AS = WORDS | {torch.bfloat16: "uint16", torch.bool: "int8"}
-"""How entries lie in memory: bfloat16 as its bits, flags as bytes."""
-ADDRESSES = {dtype: f".to(tl.pointer_type(tl.{kind}))" for dtype, kind in STORED_AS.items()}
-"""What makes an address of entries of a number."""
+TYPES = {dtype: str(dtype).removeprefix("torch.") for dtype in POINTERS} | {torch.bool: "int1"}
+STORED_TYPES = TYPES | {torch.bfloat16: "uint16", torch.bool: "int8"}
+"""The types of elements in memory: bfloat16 is stored as its bits, and flags as bytes."""
+ADDRESSES = {dtype: f".to(tl.pointer_type(tl.{kind}))" for dtype, kind in STORED_TYPES.items()}
+"""By dtype, the text that makes an integer the address of an element."""
+MASKED_LOAD = ", other=0"  # masked lanes of a load read 0
 
 
 def number(x: Number, dtype: torch.dtype) -> str:
-    """A number of a dtype."""
+    """Return the text of a number in Triton."""
     if dtype.is_floating_point:
         return repr(float(x)) if math.isfinite(x) else f'float("{x}")'
     return repr(bool(x) if dtype == torch.bool else int(x))
 
 
 TRITON = Language(
-    words=WORDS,
-    stored=ADDRESSES,
-    given={
+    types=TYPES,
+    stored_types=ADDRESSES,
+    inputs={
         "buffer": (BUFFER, STORED),
         "number": ("tl.load(numbers + {})", POINTERS),
         "vector": ("tl.load(vectors{} + tensor)", POINTERS),
@@ -141,76 +148,92 @@ TRITON = Language(
     begins="{1} = tl.full({3}, {2}, tl.{0})",
     joins="{1} = tl.where({3}, ({2}).to(tl.{0}), {1})",
     lanes="tl.reduce({0}, 0, {1})",
-    lacks=[("pow", torch.float64)],  # what there is is right in float32
+    lacks=[("pow", torch.float64)],  # `power` is accurate to float32 only
 )
 
 
 @cache
 def here() -> bool:
-    """Whether Triton is installed."""
+    """Return whether Triton is installed."""
     return importlib.util.find_spec("triton") is not None
 
 
 def source(program: Program) -> str | None:
-    """A program in Triton, or None where it has dtypes or operators that only torch computes."""
-    made = TRITON.entries(program)
-    if made is None:
+    """Return the Triton text of a program; None if only PyTorch has its dtypes or operators."""
+    statements = TRITON.statements(program)
+    if statements is None:
         return None
-    lines, given = made.each, "".join([f"{name}, " for name in made.shared])
-    call = f"entries({given}lane, at, left, "
-    begin, added, end = "", "{}", "return"
+    lines = statements.each
+    shared = "".join([f"{name}, " for name in statements.shared])
+    call = f"entries({shared}lane, at, left, "
+    names = [name for name, _ in program.nodes if name != "load"]
+    begin = ""
+    join = "{}"
+    end = "return"
     if program.measured is not None:
         measure, value = program.measured
+        names.append("measure")
         lines.append(f"entry = v{value}.to(tl.float32)")
         lines.append("entry = entry if FULL else tl.where(mask, entry, 0.0)")
         lines.append(f"return {MEASURED[measure].format('entry')}")
-        begin, added, total = ADDED if ENDINGS[measure] else LARGEST
+        begin, join, total = SUMMED if ENDINGS[measure] else LARGEST
         last = f"root({total})" if ENDINGS[measure] == 2 else total
         end = ALONE.format(one="row" if program.rows else "tensor", last=last, total=total)
-    before = BEFORE.format(given=given, lines="\n    ".join(lines))
+    before = BEFORE.format(given=shared, lines="\n    ".join(lines))
     body = BODY.format(
         where=ROWS if program.rows else TENSORS,
-        shared="\n    ".join([*made.shared.values(), begin]),
-        full=added.format(f"{call}True)"),
-        rest=added.format(f"{call}False)"),
+        shared="\n    ".join([*statements.shared.values(), begin]),
+        full=join.format(f"{call}True)"),
+        rest=join.format(f"{call}False)"),
         end=end,
     )
-    does = [x for x, _ in program.nodes if x != "load"] + ["measure"] * bool(program.measured)
-    return page(does, signature(program), body, before, ", ALIGNED: tl.constexpr")
+    return page(names, signature(program), body, before, ", ALIGNED: tl.constexpr")
 
 
 def page(
-    does: list[str], names: Mapping[str, str], body: str, before: str = "", last: str = ""
+    operators: list[str],
+    parameters: Mapping[str, str],
+    body: str,
+    before: str = "",
+    last: str = "",
 ) -> str:
-    """A page with a kernel, of arguments and their types; profilers call it by what it does."""
-    arguments = ", ".join([f'{name}: "{kind}"' for name, kind in names.items()]) + last
-    title = "_".join(["torchzero_clip", *dict.fromkeys(does)])[:64]
-    return PAGE.format(before=before, names=[*names], arguments=arguments, body=body, title=title)
+    """Return the source file of a kernel, from its parameters with their types.
+
+    Profilers show a kernel by the names of its operators.
+    """
+    arguments = ", ".join([f'{name}: "{kind}"' for name, kind in parameters.items()]) + last
+    title = "_".join(["torchzero_clip", *dict.fromkeys(operators)])[:64]
+    return PAGE.format(
+        before=before, names=[*parameters], arguments=arguments, body=body, title=title
+    )
 
 
 def signature(program: Program) -> dict[str, str]:
-    """The arguments of a kernel and their types; ALIGNED comes behind them."""
-    names = {"addresses": "*i64", "layout": "*i64", "chunks": "*i32", "count": "i32"}
-    names |= {"skip": "i32", "width": "i32"} if program.rows else {"skip": "i32"}
-    names |= {"numbers": "*fp64"}
-    names |= {f"vectors{i}": POINTERS[dtype] for i, dtype in enumerate(program.vectors)}
-    names |= {f"scalars{i}": POINTERS[dtype] for i, dtype in enumerate(program.scalars)}
-    return names if program.measured is None else names | {"parts": "*fp64", "alone": "i32"}
+    """Return the parameters of a list kernel and their types; ALIGNED comes after them."""
+    types = {"addresses": "*i64", "layout": "*i64", "chunks": "*i32", "count": "i32", "skip": "i32"}
+    if program.rows:
+        types["width"] = "i32"
+    types["numbers"] = "*fp64"
+    types |= {f"vectors{i}": POINTERS[dtype] for i, dtype in enumerate(program.vectors)}
+    types |= {f"scalars{i}": POINTERS[dtype] for i, dtype in enumerate(program.scalars)}
+    if program.measured is not None:
+        types |= {"parts": "*fp64", "alone": "i32"}
+    return types
 
 
 # ---------------------------------------------------------------------- vectors
 
 
 class VectorKernel(NamedTuple):
-    """A kernel.
+    """A printed vector kernel.
 
     Attributes:
-        text: Its page.
-        signature: Its arguments and their types.
-        sources: The memories that it is given, which are others in every step.
-        words: The table that it looks the rest up in: a whole number, or a memory and which of its
-            entries, whose address it is. It has one where nothing is looked up: of none there is no
-            table.
+        text: Its source file.
+        signature: Its parameters and their types.
+        sources: The memories that are arguments, because each step has another tensor there.
+        words: The table of all other addresses and integers that the kernel looks up. A pair of a
+            memory and an element stands for the element's address. The table has at least one
+            entry, because an empty table cannot be sent.
     """
 
     text: str
@@ -220,16 +243,20 @@ class VectorKernel(NamedTuple):
 
 
 class TritonPrinter(Printer):
-    """The kernels of a step in Triton."""
+    """A printer of a step's segments, each as a kernel of its own."""
 
     language = TRITON
 
     def kernel(self, loops: Sequence[Loop]) -> VectorKernel:
-        """The kernel of some loops in a row."""
-        self.pointers, self.integers, self._count = list[int](), list[int](), 0
-        self._head, body = list[str](), list[str]()
+        """Return the printed kernel of consecutive loops."""
+        self.pointers = list[int]()
+        self.integers = list[int]()
+        self._count = 0
+        self._head = list[str]()  # statements before the loops
+        body = list[str]()
         for loop in loops:
-            body += ["tl.debug_barrier()"] * bool(body)
+            if body:
+                body.append("tl.debug_barrier()")
             body += self.lines(loop)
         words: list[int | tuple[int, int]] = [*[(m, 0) for m in self.pointers], *self.integers]
         head = list(dict.fromkeys(self._head))
@@ -238,27 +265,29 @@ class TritonPrinter(Printer):
                 head.append(f"m{i} = p + {len(words)}")
                 words += self.memories[m].rows
         changing = [(i, m) for i, m in enumerate(self.pointers) if self.memories[m].changes]
-        kinds = {f"s{i}": POINTERS[self.memories[m].dtype] for i, m in changing}
-        signature = {"p": "*i64", **kinds}
+        types = {f"s{i}": POINTERS[self.memories[m].dtype] for i, m in changing}
+        parameters = {"p": "*i64", **types}
         first = [f"d = p + {len(self.pointers)}", "lane = tl.arange(0, LANES)"]
-        text = page(["vectors"], signature, "\n    ".join([*first, *head, *body]))
-        return VectorKernel(text, signature, [m for _, m in changing], words or [0])
+        text = page(["vectors"], parameters, "\n    ".join([*first, *head, *body]))
+        return VectorKernel(text, parameters, [m for _, m in changing], words or [0])
 
-    # ------------------------------------------------------------------ what the language says
+    # ------------------------------------------------------------------ texts of the language
 
     def integer(self, n: Any) -> str:
         if n in (0, 1):
             return str(n)
-        where = index_of(self.integers, n)
-        self._head.append(f"n{where} = tl.load(d + {where})")
-        return f"n{where}"
+        index = index_of(self.integers, n)
+        self._head.append(f"n{index} = tl.load(d + {index})")
+        return f"n{index}"
 
     def lanes(self, shape: Sequence[int], regions: Sequence[Region]) -> LoopHeads:
         dims = self.dims(shape, regions)
-        if not dims:  # a single entry
+        if not dims:  # the region is a single element
             return self.each(shape, regions)
-        i, size = self.name("i"), " * ".join([self.integer(n) for n, _ in dims])
-        head, mask = f"for {i}_0 in range(0, {size}, LANES):", f"{i}_mask"
+        i = self.name("i")
+        size = " * ".join([self.integer(n) for n, _ in dims])
+        head = f"for {i}_0 in range(0, {size}, LANES):"
+        mask = f"{i}_mask"
         inside = [f"{i} = {i}_0 + lane.to(tl.int64)", f"{mask} = {i} < {size}"]
         names = list[str]()
         for k, (n, _) in enumerate(reversed(dims[1:])):
@@ -268,21 +297,27 @@ class TritonPrinter(Printer):
         return LoopHeads([head], inside, steps_of(regions, dims, [i, *reversed(names)]), mask)
 
     def _memory(self, x: Region) -> str:
-        """The address of a memory; of rows that of a table of addresses."""
-        where = index_of(self.pointers, x.memory)
+        """Return the name of a memory's address, or of its table of addresses if it has rows."""
+        index = index_of(self.pointers, x.memory)
         if not self.in_rows(x):
             changes = self.memories[x.memory].changes
-            value = f"s{where}" if changes else f"tl.load(p + {where})"
-            self._head.append(f"m{where} = {value}{ADDRESSES[x.dtype]}")
-        return f"m{where}"
+            value = f"s{index}" if changes else f"tl.load(p + {index})"
+            self._head.append(f"m{index} = {value}{ADDRESSES[x.dtype]}")
+        return f"m{index}"
 
     def _at(self, x: Region, *loops: LoopHeads) -> tuple[str, str]:
-        """The address of an entry, and the argument of a mask where lanes look at several."""
-        at, (row, terms) = self._memory(x), self.index(x, loops)
-        mask = next((f", mask={some.mask}" for some in loops if some.mask), "")
+        """Return the texts of an element's address and of the mask of a load or store.
+
+        Without a mask, all lanes have the same element.
+        """
+        at = self._memory(x)
+        row, terms = self.index(x, loops)
+        masked = [heads for heads in loops if heads.mask]
+        mask = f", mask={masked[0].mask}" if masked else ""
         if row:
-            at = f"tl.load({at} + {row}{mask}{', other=0' * bool(mask)}){ADDRESSES[x.dtype]}"
-        elif not any([step for some in loops if some.mask for _, step in some.steps[x]]):
+            other = MASKED_LOAD if mask else ""
+            at = f"tl.load({at} + {row}{mask}{other}){ADDRESSES[x.dtype]}"
+        elif not any([step for heads in masked for _, step in heads.steps[x]]):
             mask = ""
         return " + ".join([at, *terms]), mask
 
@@ -291,11 +326,12 @@ class TritonPrinter(Printer):
 
     def load(self, x: Region, *loops: LoopHeads) -> str:
         at, mask = self._at(x, *loops)
-        return TRITON.read(f"tl.load({at}{mask}{', other=0' * bool(mask)})", x.dtype)
+        other = MASKED_LOAD if mask else ""
+        return TRITON.read(f"tl.load({at}{mask}{other})", x.dtype)
 
     def store(self, x: Region, value: str, *loops: LoopHeads) -> str:
         at, _ = self._at(x, *loops)
-        mask = "".join([f", mask={some.mask}" for some in loops if some.mask])
+        mask = "".join([f", mask={heads.mask}" for heads in loops if heads.mask])
         return f"tl.store({at}, {TRITON.written(value, x.dtype)}{mask})"
 
 
@@ -303,35 +339,42 @@ class TritonPrinter(Printer):
 
 
 class TritonCall:
-    """A program as a call: all tensors in one launch, and another for those at odd addresses."""
+    """A function that runs launches: one kernel launch, and another for unaligned addresses."""
 
     def __init__(self, program: Program, text: str) -> None:
-        self.program, self.kernel = program, TritonKernel("program", text, signature(program))
+        self.program = program
+        self.kernel = TritonKernel("program", text, signature(program))
 
     def __call__(
-        self, given: Launch, sizes: Sequence[int], out: Tensor | None = None
+        self, operands: Launch, sizes: Sequence[int], out: Tensor | None = None
     ) -> Tensor | None:
-        """Run it for the first `sizes` entries of each tensor; returns the statistics, in `out`."""
-        count, like = len(sizes), given.buffers[0].tensors[0]
-        (addresses, by), width = TABLES.table(given.buffers, sizes, given.rows), given.width
-        numbers = TABLES.numbers(given.numbers or [0.0], like)
-        parts, measured = list[Any](), self.program.measured
+        """Run a launch on the first `sizes` elements of each tensor; return statistics in `out`."""
+        like = operands.buffers[0].tensors[0]
+        width = operands.width
+        addresses, grid = TABLES.table(operands.buffers, sizes, operands.rows)
+        numbers = TABLES.numbers(operands.numbers or [0.0], like)
+        rest: list[Any] = [numbers, *operands.vectors, *operands.scalars]
+        if self.program.rows:
+            rest.insert(0, width)
+        parts = out
+        measured = self.program.measured
         if measured is not None:
-            out = like.new_empty(1, width, dtype=torch.float64) if out is None else out
-            wide = out if by.alone else out.new_empty(max(by.total, 1))
-            parts = [wide, int(by.alone)]
-        rest = [*[width] * self.program.rows, numbers, *given.vectors, *given.scalars, *parts]
-        for aligned, skip, programs in by.launches:
-            launch(self.kernel, programs, addresses, *by[:2], count, skip, *rest, ALIGNED=aligned)
-        if measured is not None and not by.alone:
-            most = CHUNK if given.rows is None else ROW
-            power = ENDINGS[measured[0]]
-            launch(JOINED, width, parts[0], by.layout, width, out, most, POWER=power)
+            if out is None:
+                out = like.new_empty(1, width, dtype=torch.float64)
+            parts = out if grid.alone else out.new_empty(max(grid.total, 1))
+            rest += [parts, int(grid.alone)]
+        tables = addresses, grid.layout, grid.chunks
+        for aligned, skip, programs in grid.launches:
+            launch(self.kernel, programs, *tables, len(sizes), skip, *rest, ALIGNED=aligned)
+        if measured is not None and not grid.alone:
+            per_chunk = CHUNK if operands.rows is None else ROW
+            ending = ENDINGS[measured[0]]
+            launch(JOINED, width, parts, grid.layout, width, out, per_chunk, POWER=ending)
         return out
 
 
 @cache
 def native(program: Program) -> TritonCall | None:
-    """A program as a call, or None where it cannot be one."""
+    """Return a function that runs launches of a program, or None if it has no kernel."""
     text = source(program)
     return None if text is None else TritonCall(program, text)

@@ -1,22 +1,23 @@
-"""What every kernel in Triton includes, as kernel.h is for C++; it can be imported where Triton is.
+"""Functions that every Triton kernel includes, as kernel.h is for C++.
 
-bfloat16 is read and written as its bits: so the interpreter and cards without it round as others.
+This module can be imported only if Triton is installed. Numbers in bfloat16 are loaded and stored
+as their bits, so that rounding is the same in the interpreter and on GPUs without bfloat16.
 """
 
 import triton
 import triton.language as tl
 
-CHUNK = tl.constexpr(4096)  # entries that a program of the grid takes, all of one tensor
-ROW = tl.constexpr(16384)  # the same where all are of one slice
-LONG = tl.constexpr(2**27)  # entries of a tensor, or a slice, with which they are more
-BLOCK = tl.constexpr(1024)  # entries that it takes at a time
+CHUNK = tl.constexpr(4096)  # elements of a tensor per Triton program
+ROW = tl.constexpr(16384)  # elements of a slice per Triton program
+LONG = tl.constexpr(2**27)  # from this many elements on, a tensor or a slice gets larger chunks
+BLOCK = tl.constexpr(1024)  # elements that a list kernel computes at a time
 PARTS = tl.constexpr(2048)  # statistics of chunks that are joined at a time
-LANES = tl.constexpr(256)  # entries that a vector program takes at a time
+LANES = tl.constexpr(256)  # elements that a vector kernel computes at a time
 
 
 @triton.jit
 def divided(a, b):
-    """The quotient, rounded to the nearest; Triton's own may be two units off."""
+    """Return the quotient, correctly rounded; the quotient of Triton may be off by two ULP."""
     if a.dtype == tl.float64:
         return a / b
     else:
@@ -25,7 +26,7 @@ def divided(a, b):
 
 @triton.jit
 def root(x):
-    """The square root, rounded to the nearest."""
+    """Return the square root, correctly rounded."""
     if x.dtype == tl.float64:
         return tl.sqrt(x)
     else:
@@ -34,56 +35,58 @@ def root(x):
 
 @triton.jit
 def inverse(x):
-    """1 / x"""
+    """Return 1 / x."""
     return divided(tl.full(x.shape, 1.0, x.dtype), x)
 
 
 @triton.jit
 def larger(a, b):
-    """The larger of two; NaN where one of them is."""
+    """Return the larger of two numbers; NaN if a or b is NaN."""
     return tl.where(a == a, tl.where(a > b, a, b), a)
 
 
 @triton.jit
 def smaller(a, b):
-    """The smaller of two; NaN where one of them is."""
+    """Return the smaller of two numbers; NaN if a or b is NaN."""
     return tl.where(a == a, tl.where(a < b, a, b), a)
 
 
 @triton.jit
 def sign(x):
-    """1, 0 or -1"""
+    """Return 1, 0 or -1."""
     return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
 
 
 @triton.jit
 def mix(a, b, w):
-    """a where w is 0, b where it is 1, both exactly."""
+    """Interpolate between a and b; the result is exactly a for w = 0, and exactly b for w = 1."""
     return tl.where(tl.abs(w) < 0.5, a + w * (b - a), b - (b - a) * (1 - w))
 
 
 @triton.jit
 def is_infinite(x):
-    """Whether it is the one or the other infinity."""
+    """Return whether x is infinite, of either sign."""
     return tl.abs(x) == float("inf")
 
 
 @triton.jit
 def longest(a, b):
-    """√(a² + b²), in the range that it has."""
+    """Return √(a² + b²) without overflow or underflow of the squares."""
     if a.dtype == tl.float64:
-        most, least = tl.maximum(tl.abs(a), tl.abs(b)), tl.minimum(tl.abs(a), tl.abs(b))
+        most = tl.maximum(tl.abs(a), tl.abs(b))
+        least = tl.minimum(tl.abs(a), tl.abs(b))
         share = divided(least, tl.where(most == 0, 1.0, most))
         length = tl.where((a == a) & (b == b), most * root(1 + share * share), a + b)
     else:
-        wide, other = a.to(tl.float64), b.to(tl.float64)
+        wide = a.to(tl.float64)
+        other = b.to(tl.float64)
         length = root(wide * wide + other * other).to(a.dtype)
     return tl.where(is_infinite(a) | is_infinite(b), float("inf"), length)
 
 
 @triton.jit
 def arc(x):
-    """The arc tangent of x, which is between -0.4143 and 0.4143."""
+    """Return the arc tangent of x, for x between -0.4143 and 0.4143."""
     z = x * x
     if x.dtype == tl.float64:
         top = -8.750608600031904122785e-1 * z - 1.615753718733365076637e1
@@ -100,14 +103,15 @@ def arc(x):
 
 @triton.jit
 def below_zero(x):
-    """Whether x is negative, as -0 is."""
+    """Return whether x is negative; -0 counts as negative."""
     return (x < 0) | ((x == 0) & (inverse(x) < 0))
 
 
 @triton.jit
 def angle(y, x):
-    """The angle of the point (x, y)."""
-    most, least = tl.maximum(tl.abs(x), tl.abs(y)), tl.minimum(tl.abs(x), tl.abs(y))
+    """Return the angle of the point (x, y)."""
+    most = tl.maximum(tl.abs(x), tl.abs(y))
+    least = tl.minimum(tl.abs(x), tl.abs(y))
     share = divided(least, tl.where(most == 0, 1.0, most))
     share = tl.where(least == float("inf"), 1.0, share)
     far = share > 0.4142135623730950
@@ -121,7 +125,7 @@ def angle(y, x):
 
 @triton.jit
 def divisor(ratio):
-    """What `over` multiplies by: 1 / ratio as the sum of two numbers of float32, and in float64."""
+    """Prepare a ratio for `over`: 1 / ratio as the sum of two float32 numbers, and in float64."""
     ratio = ratio.to(tl.float64)
     size = tl.abs(ratio)
     half = tl.where(size > 1e290, 2.0**-512, tl.where(size < 1e-290, 2.0**512, 1.0))
@@ -133,9 +137,10 @@ def divisor(ratio):
 
 @triton.jit
 def over(x, ratio):
-    """x / ratio for a ratio of any size, as `divisor` has it; float64 only where it is far from 1.
+    """Return x / ratio for a ratio of any size, which `divisor` has prepared.
 
-    What is 0 keeps its sign, and what is infinite stays so: a sum with `low` might be another.
+    float64 is used only if the ratio is far from 1. Zeros and infinities come from the product with
+    `high` alone: adding the product with `low` could change the sign of 0, or give NaN.
     """
     high, low, first, half = ratio
     if x.dtype == tl.float64:
@@ -155,19 +160,19 @@ def over(x, ratio):
 
 @triton.jit
 def bits_of(x):
-    """The bits of float32 as a whole number."""
+    """Return the bits of a float32 number as an integer."""
     return x.to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def widened(x):
-    """The bits of bfloat16 as float32."""
+    """Return the float32 number for the bits of bfloat16."""
     return (x.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def narrowed(x):
-    """The bits of bfloat16 that are nearest to float32."""
+    """Return the bits of the bfloat16 number nearest to a float32 number."""
     all = bits_of(x)
     nearest = (all + 0x7FFF + ((all >> 16) & 1)) >> 16
     return tl.where(x == x, nearest, 0x7FC0).to(tl.uint16)
@@ -175,8 +180,10 @@ def narrowed(x):
 
 @triton.jit
 def rounded(x, key, start, place, HALF: tl.constexpr):
-    """x at one of its two neighbours in bfloat16, as the bits that stochastic.py draws decide; in
-    float16, whose denormals are those of float32 over 2^112, from 2 on.
+    """Round x up or down, by the random bits of core/formats/stochastic.py.
+
+    HALF is 0 or 1 for bfloat16, and 2 or 3 for float16. For float16, x is divided by 2^112 first,
+    because then denormal numbers of float16 are denormal numbers of float32.
     """
     all = (start.to(tl.uint32, bitcast=True) + place) ^ key.to(tl.uint32, bitcast=True)
     all = all * 0x7FEB352D
@@ -191,19 +198,19 @@ def rounded(x, key, start, place, HALF: tl.constexpr):
 
 @triton.jit
 def upper(x):
-    """The upper half of float32, as exact.py has it."""
+    """Return the upper half of a float32 number, as core/formats/exact.py defines it."""
     return tl.where(x == x, ((bits_of(x) + 0x8000) & 0xFFFF0000).to(tl.float32, bitcast=True), x)
 
 
 @triton.jit
 def lower(x):
-    """What is left of it, in whole numbers."""
+    """Return the lower half of a float32 number, an integer."""
     return tl.where(x == x, (bits_of(x) - bits_of(upper(x))).to(tl.int32, bitcast=True), 0)
 
 
 @triton.jit
 def wide_of(w, rest):
-    """Float32 of both halves; a lower one that is of another number counts as none."""
+    """Return the float32 number of both halves; a lower half of another number is ignored."""
     size = bits_of(w) & 0x7FFFFFFF
     other = (size > 0x7F800000) | ((size == 0x7F800000) & (rest > 0)) | ((size == 0) & (rest < 0))
     left = tl.where(other, 0.0, rest).to(tl.int32).to(tl.uint32, bitcast=True)
@@ -215,10 +222,10 @@ def wide_of(w, rest):
 
 @triton.jit
 def power_of(x, SQUARES: tl.constexpr):
-    """The sum of |x| or of x² of a block, in float64.
+    """Return the sum of |x|, or of x², of a block in float64.
 
-    Where all of it is between 1e-30 and 1e30 it is added up in float32 over a power of two: on many
-    cards float64 takes 64 times as long.
+    If the largest |x| is between 1e-30 and 1e30, the sum is computed in float32, divided by a power
+    of two: on many GPUs float64 takes 64 times as long.
     """
     most = tl.max(tl.abs(x), axis=0)
     if ((most >= 1e-30) & (most <= 1e30)) | (most == 0):
@@ -235,29 +242,29 @@ def power_of(x, SQUARES: tl.constexpr):
 
 @triton.jit
 def largest_of(x):
-    """The largest |x| of a block as whole numbers, which are in its order, NaN above all."""
+    """Return the bits of the largest |x| of a block; NaN is larger than all numbers."""
     return tl.max((bits_of(x) & 0x7FFFFFFF).to(tl.int32), axis=0)
 
 
 @triton.jit
 def span_of(size, most):
-    """How many entries of a tensor a program takes: more of a long one, whose parts stay few."""
+    """Return the elements per chunk: more for long tensors, to limit the number of chunks."""
     return (1 + size // LONG) * most
 
 
 @triton.jit
 def part_of(size, chunk, most):
-    """Where a chunk of a tensor begins, and how many entries are left there."""
+    """Return the first element of a chunk, and the number of elements in the chunk."""
     at = chunk * span_of(size, most)
     return at, tl.minimum(size - at, span_of(size, most)).to(tl.int32)
 
 
 @triton.jit
 def torchzero_clip_joined(parts, layout, count, out, most, POWER: tl.constexpr):
-    """The statistic of each tensor from those of its chunks, one after another: always the same.
+    """Join the statistics of the chunks of each tensor, in a fixed order, so that runs agree.
 
-    POWER is 0 for the largest, otherwise the power whose root is taken; chunks of tensors that are
-    not long have `most` entries.
+    POWER is 0 for the largest, 1 for the sum, and 2 for the square root of the sum. The argument
+    `most` is the number of elements in a chunk, for tensors that are not long.
     """
     tensor = tl.program_id(0)
     size = tl.load(layout + tensor)
@@ -268,7 +275,7 @@ def torchzero_clip_joined(parts, layout, count, out, most, POWER: tl.constexpr):
     for at in range(0, chunks, PARTS):
         part = tl.load(parts + at + lane, mask=at + lane < chunks, other=0.0)
         total = larger(part, total) if POWER == 0 else total + part
-    if POWER == 0:  # by their bits: NaN is above all
+    if POWER == 0:  # compare the bits, because NaN must win
         most = tl.max(total.to(tl.int64, bitcast=True), axis=0)
         tl.store(out + tensor, most.to(tl.float64, bitcast=True))
     else:
@@ -281,25 +288,25 @@ def torchzero_clip_joined(parts, layout, count, out, most, POWER: tl.constexpr):
 
 @triton.jit
 def plus(a, b):
-    """The sum."""
+    """Return the sum."""
     return a + b
 
 
 @triton.jit
 def chosen(flag, a, b):
-    """a where the flag is set, else b."""
+    """Return a if the flag is set, else b."""
     return tl.where(flag != 0, a, b)
 
 
 @triton.jit
 def size(x):
-    """|x|"""
+    """Return |x|."""
     return tl.abs(x)
 
 
 @triton.jit
 def expm1_of(x):
-    """e to the x less 1, by W. Kahan: what the power was rounded by goes out again."""
+    """Return exp(x) - 1 by W. Kahan's method, in which the rounding error of exp(x) cancels."""
     power = tl.exp(x)
     near = (power == 1) | (power == 0) | is_infinite(power)
     rest = (power - 1) * divided(x, tl.log(tl.where(near, 2.0, power)))
@@ -308,7 +315,7 @@ def expm1_of(x):
 
 @triton.jit
 def log1p_of(x):
-    """The logarithm of 1 + x, in the same way."""
+    """Return log(1 + x), by the same method as `expm1_of`."""
     sum = 1 + x
     near = (sum == 1) | (sum == float("inf"))
     return tl.where(near, x, tl.log(sum) * divided(x, tl.where(near, 1.0, sum - 1)))
@@ -316,29 +323,29 @@ def log1p_of(x):
 
 @triton.jit
 def tanh_of(x):
-    """The hyperbolic tangent."""
+    """Return the hyperbolic tangent."""
     power = expm1_of(2 * x)
     return tl.where(is_infinite(power), 1.0, divided(power, power + 2))
 
 
 @triton.jit
 def trunc_of(x):
-    """The next whole number towards zero."""
+    """Round towards zero."""
     return tl.where(x < 0, tl.ceil(x), tl.floor(x))
 
 
 @triton.jit
 def alike(x, other):
-    """x, with an entry for each of the other: the interpreter makes numbers of a single flag."""
+    """Return x in the shape of `other`: Triton's interpreter turns a single flag into a number."""
     return tl.where(other == other, x, x)
 
 
 @triton.jit
 def remainder_of(x, y):
-    """What is left of x, with the sign of y."""
+    """Return the remainder of x / y, with the sign of y."""
     y = alike(y, x)
     rest = tl.fma(-y, tl.floor(divided(x, y)), x)
-    rest = tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)  # of a rounded quotient
+    rest = tl.where((rest != 0) & ((rest < 0) != (y < 0)), rest + y, rest)  # a rounded quotient
     rest = tl.where(tl.abs(rest) > tl.abs(y), rest - y, rest)
     other = ((x < 0) & (y > 0)) | ((x > 0) & (y < 0))
     return tl.where(is_infinite(y) & (tl.abs(x) < float("inf")), tl.where(other, y, x), rest)
@@ -346,7 +353,7 @@ def remainder_of(x, y):
 
 @triton.jit
 def power(x, y):
-    """x to the y, in float64; Triton has no function for it."""
+    """Return x to the power y in float64; Triton has no such function."""
     base = alike(x.to(tl.float64), y)
     exponent = alike(y.to(tl.float64), x)
     value = tl.exp2(exponent * tl.log2(tl.abs(base)))
@@ -364,8 +371,9 @@ def power(x, y):
 
 @triton.jit
 def norm_in_range(x, n, step, p):
-    """The p-norm of n numbers that are not negative, in the range that its result has."""
-    lane, exponent = tl.arange(0, LANES), tl.full((), p, tl.float64)
+    """Return the p-norm of n numbers >= 0, without overflow or underflow of the powers."""
+    lane = tl.arange(0, LANES)
+    exponent = tl.full((), p, tl.float64)
     most = tl.full((LANES,), 0.0, tl.float64)
     for at in range(0, n, LANES):
         i = at + lane

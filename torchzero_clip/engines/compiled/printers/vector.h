@@ -1,21 +1,21 @@
-// What every vector program includes: the operators of operators.py, the norm of measures.py, and the
-// launch of a kernel of lists.
+// Every vector program in C++ includes this header. It has the operators of operators.py, the norm
+// of core/norms/measures.py, and the launch of a list kernel.
 #pragma once
 
 #include "operators.h"
 
-// x to the y; the last result is kept, since the counts of steps are mostly equal.
+// A power that keeps its last result: the step counts of all tensors are mostly equal.
 struct last_power {
     double x = 0, y = 0, value = 1;
     double operator()(double base, double exponent) {
         if (exponent == 2) return base * base;
         if (exponent == 0.5) return __builtin_sqrt(base);
-        if (base == x && exponent == y && base) return value;  // -0 equals 0
+        if (base == x && exponent == y && base) return value;  // never for 0, since -0 == 0
         x = base, y = exponent;
         return value = __builtin_pow(base, exponent);
     }
 };
-// The p-norm of n numbers that are not negative, in the range that its result has.
+// The p-norm of n numbers >= 0, without overflow or underflow of the powers.
 static double norm_over(const double *x, whole n, whole step, double p, double by) {
     double total = 0;
     for (whole i = 0; i < n; ++i) {
@@ -33,7 +33,7 @@ static double norm_in_range(const double *x, whole n, whole step, double p) {
 }
 typedef void (*kernel_of_lists)(whole, const void *, const void *, const double *,
                                 const void *const *, double *, whole, const void *);
-// A launch; of what each thread found of a tensor comes the statistic of it.
+// Launches a list kernel, and joins the partial statistics of all threads.
 static void launch(whole count, void *kernel, const void *sizes, const void *lists,
                    const double *numbers, const void *const *vectors, void *room, whole threads,
                    const void *rows, whole width, void *out, int kind) {

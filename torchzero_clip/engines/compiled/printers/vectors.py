@@ -1,7 +1,8 @@
-"""Vectors: what a program does with a few numbers, as nodes over regions of memory.
+"""Vectors: arithmetic on a few numbers between two launches, as nodes over regions of memory.
 
-A view is a region and needs no operator, and one number is a region without dims. What prints the
-nodes knows nothing of torch's graph: loops.py and printer.py.
+`replay/lowering.py` makes these nodes from the graph of a recorded step, and the printers print
+them; a printer needs nothing of PyTorch's graph. A view is another region of the same memory, so it
+needs no operator. A single number is a region without dims.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torchzero_clip.engines.compiled.printers.program import Relaunch
 
 
 class Region(NamedTuple):
-    """Where the entries of a tensor lie: those of a memory, from `start` on."""
+    """The place of a tensor's elements: a part of a memory, from the element `start` on."""
 
     memory: int
     dtype: torch.dtype
@@ -26,21 +27,22 @@ class Region(NamedTuple):
     start: int = 0
 
     def of(self, dims: Sequence[int]) -> Region:
-        """The same with these dims alone, in this order."""
-        rows = [tuple([row[d] for d in dims]) for row in (self.shape, self.strides)]
-        return self._replace(shape=rows[0], strides=rows[1])
+        """Return the region with only these dims, in this order."""
+        shape = tuple([self.shape[d] for d in dims])
+        return self._replace(shape=shape, strides=tuple([self.strides[d] for d in dims]))
 
     def expanded(self, shape: Sequence[int]) -> Region:
-        """The same entries, repeated for a larger shape as torch does: it aligns the last dims."""
+        """Return the region broadcast to a shape, as in torch: the last dims are aligned."""
         missing = len(shape) - len(self.shape)
         if any([n not in (1, wide) for n, wide in zip(self.shape, shape[missing:], strict=True)]):
             raise ValueError(f"{self.shape} does not broadcast to {tuple(shape)}")
-        strides = [step * (n > 1) for n, step in zip(self.shape, self.strides, strict=True)]
+        dims = zip(self.shape, self.strides, strict=True)
+        strides = [step if n > 1 else 0 for n, step in dims]
         return self._replace(shape=tuple(shape), strides=(*[0] * missing, *strides))
 
 
 DTYPES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)
-"""The dtypes of entries."""
+"""The dtypes of a region's elements."""
 Number: TypeAlias = "int | float | bool"
 VectorOperand: TypeAlias = "Region | Number"
 
@@ -50,10 +52,12 @@ class VectorMemory:
     """The memory of regions.
 
     Attributes:
-        tensor: What was there before the step; it lies `start` entries behind where regions begin.
-        changes: Whether it is another one in every step.
-        rows: The regions that lie side by side in it: the first dim goes from one to the next.
-        size: The number of entries of memory that belongs to the program.
+        tensor: A tensor in this memory that exists before the step. Its first element is element
+            `start` of the memory.
+        changes: Whether each step has another tensor here.
+        rows: If this memory joins several others: each of the others, with its first element. The
+            first dim of a region goes from row to row.
+        size: The number of elements, if the memory belongs to the vector program.
     """
 
     dtype: torch.dtype
@@ -65,22 +69,22 @@ class VectorMemory:
 
     @property
     def own(self) -> bool:
-        """Whether it belongs to the program."""
+        """Whether the memory belongs to the vector program."""
         return self.tensor is None and not (self.changes or self.rows)
 
 
 class VectorNode(NamedTuple):
-    """An operator at every entry of a region, or a reduction of the last dims of what it takes."""
+    """An operator on each element of a region, or a reduction of an operand's last dims."""
 
     name: str
     out: Region
     given: tuple[VectorOperand, ...]
-    dtype: torch.dtype  # that it is computed in
+    dtype: torch.dtype  # of the computation
     power: float = 0.0  # of a norm
 
 
 class Launched(NamedTuple):
-    """A launch of a list program, and the region of what it measures."""
+    """A launch of a list program among vector nodes; `out` receives its statistics."""
 
     launch: Relaunch
     numbers: tuple[VectorOperand, ...]
@@ -90,20 +94,21 @@ class Launched(NamedTuple):
 
     @property
     def given(self) -> tuple[VectorOperand, ...]:
-        """All that it reads besides lists."""
+        """All operands of the launch except its buffers."""
         return *self.numbers, *self.vectors, *self.scalars
 
 
 Segment: TypeAlias = "list[VectorNode | Launched]"
-"""Nodes in a row, with no call of torch between them."""
+"""Consecutive nodes without a call of PyTorch between them."""
 
 
 def regions_of(nodes: Iterable[VectorNode | Launched]) -> list[Region]:
-    """All regions that nodes write and read, besides lists."""
+    """Return all regions that nodes write and read."""
     return [x for node in nodes for x in (node.out, *node.given) if isinstance(x, Region)]
 
 
 def touched(operands: Sequence[Any], memories: Sequence[VectorMemory]) -> set[int]:
-    """The memories that operands lie in."""
-    found = [memories[x.memory].rows or [(x.memory, 0)] for x in operands if type(x) is Region]
-    return {memory for rows in found for memory, _ in rows}
+    """Return the memories of all regions among some operands."""
+    regions = [x for x in operands if type(x) is Region]
+    places = [memories[x.memory].rows or [(x.memory, 0)] for x in regions]
+    return {memory for rows in places for memory, _ in rows}
