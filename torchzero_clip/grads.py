@@ -35,7 +35,7 @@ from torchzero_clip.core.sharding.layout import refuse_flat
 from torchzero_clip.core.torch_private import traced
 from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.engines import AT_ONCE
-from torchzero_clip.engines.deferred import times
+from torchzero_clip.engines.tail import times
 from torchzero_clip.modules.clipping import Centralize, ClipPercentile, ClipValue, Normalize
 from torchzero_clip.optimizer.keys import GroupKeys
 

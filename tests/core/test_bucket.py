@@ -56,7 +56,7 @@ def _ahead(u: TensorList, state: State, group: Group) -> TensorList:
     return u.mul_(group["factor"]).add_(group["params"]).sub_(state["m"])
 
 
-ENGINES = {"default": Eager, "plain": lambda: Eager(defers=False), "in pieces": Accelerated}
+ENGINES = {"default": Eager, "plain": lambda: Eager(fuses=False), "in pieces": Accelerated}
 
 
 @pytest.mark.parametrize("engine", ENGINES)

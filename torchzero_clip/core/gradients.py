@@ -91,9 +91,11 @@ class StepGradients:
     def of(self, rows: Sequence[Sequence[Tensor]], moves: bool) -> list[list[Tensor | None]]:
         """The gradients of rows of parameters, all that the step `moves` where it does."""
         found = [aligned_grads(params, self._place) for params in rows]
-        pairs = [x for some in zip(rows, found, strict=True) for x in zip(*some, strict=True)]
-        params = [p for p, grad in pairs if grad is not None]
-        grads: list[Tensor] = [grad for row in found for grad in row if grad is not None]
+        params = list(itertools.chain.from_iterable(rows))
+        every = list(itertools.chain.from_iterable(found))
+        grads = [grad for grad in every if grad is not None]
+        if len(grads) < len(every):
+            params = [p for p, grad in zip(params, every, strict=True) if grad is not None]
         whole = not torch.compiler.is_compiling() and all_plain([*params, *grads])
         if not (whole and {torch.strided}.issuperset(map(LAYOUT, grads))):  # sparse are refused
             return found

@@ -51,19 +51,25 @@ class Link:
             yield from child.walk()
 
     def values(self, settings: Mapping[str, Any]) -> Group:
-        """The live values in one group; those of the links inside under their names."""
-        owners = {**dict.fromkeys(self.keys, self), **self.read}
-        values = {name: settings[x.keys[name]] for name, x in owners.items()}
-        for name in [name for name, value in values.items() if type(value) is int]:
-            kind = owners[name].transform._kinds.get(name)  # 1 for a float is 1.0 to engines
-            if kind is not None and kind.python_type is float:
-                values[name] = float(values[name])
+        """Return the live values in one group; values of links inside are under their names."""
+        values = {name: settings[key] for name, key in self.keys.items()}
+        for name, owner in self.read.items():
+            values[name] = settings[owner.keys[name]]
+        if int in map(type, values.values()):
+            self._make_floats(values)
         for name, other, at in self.transform.borrows:
             if values[name] is None:
                 values[name] = values[other] if at is None else values[other][at]
         for child in self.children:
             values[child.path.rpartition("/")[2]] = child.values(settings)
         return values
+
+    def _make_floats(self, values: Group) -> None:
+        """Make integers floats where a float is annotated, since 1 means 1.0 there."""
+        for name in [name for name, value in values.items() if type(value) is int]:
+            kind = self.read.get(name, self).transform._kinds.get(name)
+            if kind is not None and kind.python_type is float:
+                values[name] = float(values[name])
 
     def check_names(self, what: str, made: Any, known: Mapping[str, Any]) -> None:
         """Raise a sentence unless what a method returned is a dict with names that are known."""

@@ -129,11 +129,6 @@ class TensorList:
         """The dtype of the tensors."""
         return self.tensors[0].dtype
 
-    @property
-    def recomputes(self) -> bool:
-        """Whether it may be computed piece by piece, each time that it is read."""
-        return False
-
     def __len__(self) -> int:
         return len(self.tensors)
 
@@ -242,10 +237,6 @@ class TensorList:
         """Run an operator in place, or into new memory where this memory is borrowed."""
         if self.owned:
             self._unshare()
-        for x in operands if self.owned else ():
-            if isinstance(x, TensorList) and x.recomputes and x.pending:
-                x.write_into(self, name, operands)
-                return self
         if not self.owned and self._write_elsewhere(name, operands):
             return self
         vector = shared_memory(self.own().tensors)

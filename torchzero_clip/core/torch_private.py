@@ -217,6 +217,15 @@ def fused(name: str, **options: Any) -> Callable[..., Any] | None:
     return None if function is None else partial(function, **options)
 
 
+def name_of_fused(function: Callable[..., Any]) -> str:
+    """Return what a fused optimizer is called in a sentence."""
+    own = getattr(function, "func", function)
+    for name, words in {"adamw": "AdamW", "sgd": "SGD", "adagrad": "Adagrad"}.items():
+        if own is getattr(torch, f"_fused_{name}_", None):
+            return f"torch's fused {words}"
+    return getattr(own, "__name__", "a fused optimizer")
+
+
 def assert_async(fine: Tensor, words: str) -> None:
     """Have the device stop the program with these words where a flag is not set."""
     function = getattr(torch, "_assert_async", None)

@@ -10,6 +10,16 @@ class Sometimes:
     """A transform whose inner transforms take no part in some steps."""
 
 
+class Routing:
+    """A transform that sends each parameter through the transforms inside, or past them.
+
+    The updates that leave it are the updates that its inner transforms make, as they are.
+    """
+
+    takes_all: ClassVar[bool] = False
+    """Whether all parameters go through all transforms inside."""
+
+
 class Gate:
     """A transform that drops parameters in some steps, and notes which ones it has let through."""
 

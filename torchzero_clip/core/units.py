@@ -51,7 +51,6 @@ class Units(Cells):
     ) -> None:
         self.buckets = sorted(buckets, key=lambda bucket: bucket.cohort.index)
         self.order, self.name = measure, name
-        self._lists = {x: [getattr(b, x) for b in self.buckets] for x in ("params", "grads")}
         cohorts = [bucket.cohort for bucket in self.buckets]
         kind = tuple(scope) if isinstance(scope, list) else scope
         step = self.buckets[0].step
@@ -186,12 +185,18 @@ class Units(Cells):
     def live(self) -> list[Group]:
         """Every group as a rule sees it; "params" and "grads" are those of all units."""
         verbs = {"total": self.total, "dot": self._dot, "of_shapes": self.of_shapes}
-        groups = [members[0].group | verbs for members in self.groups]
+        groups = [members[0].numbers_of_group() | verbs for members in self.groups]
+        params = [bucket.params for bucket in self.buckets]
+        grads = [bucket.grads for bucket in self.buckets]
         for group in groups:
-            for name, lists in self._lists.items():
-                group[name] = Joined(lists)
-                group[name].measure = self.measure
+            group["params"] = self._joined_lists(params)
+            group["grads"] = self._joined_lists(grads)
         return groups
+
+    def _joined_lists(self, lists: Sequence[TensorList]) -> TensorList:
+        joined = Joined(lists)
+        joined.measure = self.measure
+        return joined
 
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
         """One vector over all units, of one for each group: a unit takes its first group's."""
@@ -201,10 +206,9 @@ class Units(Cells):
 
     def divide(self, bucket: Bucket, u: TensorList, ratio: Tensor) -> TensorList:
         """u over the ratio of its units; where all are 1, u itself."""
-        division = self.division
-        number = division.scope in ("group", "global")  # of a tensor it is always a vector
-        if number and self.count > 1:
-            ratio = ratio[division.unit_of[division.starts[bucket.cohort]]].view(1)
+        number = self.division.scope in ("group", "global")  # of a tensor it is always a vector
+        if number:
+            ratio = self._entry(bucket, ratio)
         return bucket.session.divide(u, ratio, partial(self.operand, bucket), number)
 
     def scale(
@@ -214,7 +218,25 @@ class Units(Cells):
         flowing = iter(updates or [bucket.u for bucket in self.buckets])
         for members, ratio in zip(self.groups, divisors, strict=True):
             for bucket in members:
-                bucket.u = self.divide(bucket, next(flowing).to(bucket.cohort.state_dtype), ratio)
+                u = next(flowing)
+                if self._leaves_to_tail(bucket, u):
+                    bucket.ratio = self._entry(bucket, ratio)
+                else:
+                    bucket.u = self.divide(bucket, u.to(bucket.cohort.state_dtype), ratio)
+
+    def _leaves_to_tail(self, bucket: Bucket, u: TensorList) -> bool:
+        """Return whether the tail of the chain divides the update of a bucket."""
+        if bucket.bound not in bucket.step.factors:
+            return False
+        target = bucket.bound.transform.target
+        return target == "update" or u.tensors[0] is bucket.update.tensors[0]
+
+    def _entry(self, bucket: Bucket, vector: Tensor) -> Tensor:
+        """Return the entry of a vector for a bucket whose tensors are one unit."""
+        division = self.division
+        if self.count == 1:
+            return vector
+        return vector[division.unit_of[division.starts[bucket.cohort]]].view(1)
 
     def lerp_(self, name: str, weights: Sequence[Tensor], where: Tensor) -> None:
         """m ← m + weight · (u - m) for the state m with this name, in units where a flag is set.

@@ -15,11 +15,12 @@ from typing_extensions import Never
 
 from torchzero_clip.core.argument_values import got, is_row
 from torchzero_clip.core.bucket import Bucket, in_buckets
-from torchzero_clip.core.chain import Chain, bind, pass_over, prepare, send
+from torchzero_clip.core.chain import Chain, bind, end, pass_over, prepare, send
 from torchzero_clip.core.cohort import Roster
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Records
 from torchzero_clip.core.gradients import GradPlace, Where
+from torchzero_clip.core.planning import planned
 from torchzero_clip.core.step import Step, evaluate, one_number
 from torchzero_clip.core.torch_private import traced, untraced
 from torchzero_clip.core.transform import Transform
@@ -139,9 +140,10 @@ class Modular(Optimizer):
         self.rounding, self.state_dtype = rounding, state_dtype
         self.grad, self.place = grad, GradPlace(grad)
         self.links = bind(chain, narrow=state_dtype == "bfloat16")
-        self.engine: Engine = Compiled(self.links) if compile else Eager(defers=fused)
+        self.engine: Engine = Compiled(self.links) if compile else Eager(fuses=fused)
         self.keys = GroupKeys(self.links)
         self.keys.check_structure(self.links)
+        self._plan = planned(self.links, self.keys.defaults)
         averages.check_order(self.links)
         self.layout = StateLayout(self.keys.links, rounding)
         self._seen_dtypes: list[list[torch.dtype]] = []
@@ -172,6 +174,9 @@ class Modular(Optimizer):
 
     def _through(self, step: Step) -> Records:
         """Send the gradients of a step through the chain."""
+        if step.engine.fuses:
+            step.tails = self._plan.tails
+            step.factors = self._plan.factors
         with step:
             buckets = self._start(step)
             for link in self.links:
@@ -202,9 +207,8 @@ class Modular(Optimizer):
         return in_buckets(step, moves=True)
 
     def _end(self, step: Step, buckets: list[Bucket]) -> None:
-        """Take what the last link returns."""
-        for bucket in buckets:
-            bucket.subtract()
+        """Take what the last link returns, and run the tail of the chain."""
+        end(buckets)
         if step.meters:
             step.record["rounding"] = step.lost()
 

@@ -20,6 +20,7 @@ class OneAtATime:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.fuses = engine.fuses
 
     def check(self, device: torch.device) -> None:
         self.engine.check(device)

@@ -101,7 +101,7 @@ class Released(Modular):
     ) -> None:
         super()._build(chain, fused, compile, rounding, state_dtype, grad)
         self.engine = (
-            OneAtATime(Compiled(self.links)) if compile else Eager(defers=fused, keeps=False)
+            OneAtATime(Compiled(self.links)) if compile else Eager(fuses=fused, keeps=False)
         )
         self._late = [LastStep(link) for link in too_far(self.links, self.limit)]
 

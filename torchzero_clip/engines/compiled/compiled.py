@@ -42,6 +42,8 @@ class Compiled(Runner):
         links: The chain whose steps it does.
     """
 
+    fuses = False
+
     def __init__(self, links: Sequence[Link]) -> None:
         super().__init__()
         self.links = links
@@ -249,6 +251,9 @@ class CompiledSession:
 
     def branch(self) -> CompiledSession:
         return self  # a buffer is spare only where no list of either update lies in it
+
+    def finish(self, u: TensorList, ending: engine.Ending) -> bool:
+        return False
 
     def subtract(self, u: TensorList) -> None:
         u = self.adopt(u)

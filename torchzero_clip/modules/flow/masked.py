@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Transform, prepare, run
+from torchzero_clip.core.traits import Routing
 from torchzero_clip.core.transform import dropping
 from torchzero_clip.modules.flow.choice import split
 
 
-class Masked(Transform):
+class Masked(Transform, Routing):
     """u ← tfm(u) where where(name, p) holds, u elsewhere
 
     Inside it "global" means all parameters that the mask chooses.

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from torchzero_clip.core import Bucket, Transform, send
 from torchzero_clip.core.names import by_name, check_patterns
+from torchzero_clip.core.traits import Routing
 from torchzero_clip.modules.flow.choice import split
 from torchzero_clip.modules.flow.masked import check_outer
 
 
-class Partition(Transform):
+class Partition(Transform, Routing):
     """u ← transforms[labels(name, p)](u)
 
     The label is the name of the branch: its hyperparameters are "Partition/matrix/max_norm".
