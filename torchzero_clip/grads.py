@@ -352,10 +352,13 @@ class PlainGradients(Cells):
         self.grads, self.order, self.joint, self.degree = grads, order, joint, order.degree
         self.dtype = grads[0].dtype
         self.sizes = list(map(Tensor.numel, grads))
-        self.stats = norms.statistics(grads, order)
+        self.joint_norm = norms.joint_norm(grads, order) if joint else None
+        self._stats: Tensor | None = None
 
     def norm(self) -> Tensor:
         """The norm of every unit."""
+        if self.joint_norm is not None:
+            return self.joint_norm
         return self._of(1 if self.joint else len(self.grads))
 
     def total(self) -> Tensor:
@@ -366,7 +369,7 @@ class PlainGradients(Cells):
         sizes = [sum(self.sizes)] if self.joint else self.sizes
         if size <= 1 or min(sizes) >= size:
             return None
-        return norms.numbers([float(n < size) for n in sizes], self.stats) > 0
+        return norms.numbers([float(n < size) for n in sizes], self.grads[0].device) > 0
 
     def divide(self, decision: Decision) -> None:
         """Bring the gradients to what was decided."""
@@ -377,8 +380,12 @@ class PlainGradients(Cells):
             u = u.div_(x) if name == "div" else times(u, x) if self.joint else u.mul_(x)
 
     def _of(self, units: int) -> Tensor:
-        table, counts, size = self.stats.view(len(self.stats), units, -1), None, None
+        if self._stats is None:
+            self._stats = norms.statistics(self.grads, self.order)
+        table = self._stats.view(len(self._stats), units, -1)
+        counts = None
+        size = None
         if self.order.counts or self.order.kind == "sum":
-            counts = norms.numbers(self.sizes, self.stats).view(units, -1)
+            counts = norms.numbers(self.sizes, self._stats).view(units, -1)
             size = counts.sum(dim=1)
         return norms.finish(norms.merge(table, counts, self.order), size, self.order)

@@ -53,6 +53,8 @@ class Units(Cells):
         self.order, self.name = measure, name
         cohorts = [bucket.cohort for bucket in self.buckets]
         kind = tuple(scope) if isinstance(scope, list) else scope
+        if scope is None or isinstance(scope, str):
+            dims = None  # units are no slices
         step = self.buckets[0].step
         own = apart and scope == "global"  # a stage may have no gradient of a norm that others have
         named = tuple([group.get("norm_group") for group in step.groups]) if own else ()
@@ -61,19 +63,23 @@ class Units(Cells):
             (kind, dims, named, *cohorts), lambda: Division(cohorts, scope, dims, name, named)
         )
         units = self.division
-        self.home, self.dtype, self.count = units.home, units.dtype, units.count
+        self.home = units.home
+        self.dtype = units.dtype
+        self.count = units.count
         self.degree = measure.degree
         self.groups = [
             [b for b in self.buckets if b.cohort.index == index] for index in units.indexes
         ]
         self._stats: Tensor | None = None  # of the update, once it is measured
+        self._measured: dict[Any, Tensor] | None = None  # where to keep measurements of the update
 
     # ------------------------------------------------------------------ what is measured
 
     def norm(self, name: str | None = None) -> Tensor:
         """The norm of every unit of the update, or of the state with this name."""
         if name is None:
-            return self._norms(self._flowing())
+            joint = self._joint_norm()
+            return self._norms(self._flowing()) if joint is None else joint
         return self.norms_of([bucket.state[name] for bucket in self.buckets])
 
     def take(self, stats: Tensor) -> None:
@@ -318,17 +324,49 @@ class Units(Cells):
     # ------------------------------------------------------------------ statistics
 
     def _flowing(self) -> Tensor:
-        """The statistics of the update, measured once; of the gradients by the first that asks."""
+        """Return the statistics of the update, which are measured once."""
         if self._stats is None:
-            flowing, key = [b.u for b in self.buckets], (self.order, *self.division.cohorts)
-            alike = [b.origin == "gradient" and not b.update.owned for b in self.buckets]
-            shared = all(alike) and self.buckets[0].bound.transform.target == "update"
-            whole = self.division.lengths is None and not torch.compiler.is_compiling()
-            known = self.buckets[0].step.measured if shared and whole else {}
+            known = self._measurements()
+            key = (self.order, *self.division.cohorts)
             if key not in known:
-                known[key] = self.statistics(flowing, self.order)
+                known[key] = self.statistics(self._updates, self.order)
             self._stats = known[key]
         return self._stats
+
+    def _joint_norm(self) -> Tensor | None:
+        """Return the norm of all tensors together, if there is a faster way than by statistics."""
+        division = self.division
+        step = self.buckets[0].step
+        alone = self.count == 1 and division.lengths is None and self._stats is None
+        if not alone or division.sharded or step.process_group is not None:
+            return None
+        known = self._measurements()
+        key = ("joint", self.order, *division.cohorts)
+        if key not in known:
+            tensors: list[Tensor] = []
+            for u in self._updates:
+                if type(u) is not TensorList or u.tensors[0].device != self.home:
+                    return None
+                tensors += u.tensors
+            norm = norms.joint_norm(tensors, self.order)
+            if norm is None:
+                return None
+            known[key] = norm
+        return known[key]
+
+    def _measurements(self) -> dict[Any, Tensor]:
+        """Return where to keep what is measured: gradients are measured once for all links."""
+        if self._measured is None:
+            self._updates = [bucket.u for bucket in self.buckets]
+            first = self.buckets[0]
+            shared = first.bound.transform.target == "update" and self.division.lengths is None
+            for bucket in self.buckets if shared else ():
+                if bucket.origin != "gradient" or bucket.update.owned:
+                    shared = False
+            if torch.compiler.is_compiling():
+                shared = False
+            self._measured = first.step.measured if shared else {}
+        return self._measured
 
     def statistics(self, lists: Sequence[TensorList], m: norms.Measure) -> Tensor:
         """The statistics of lists: a column for each tensor, or for each slice."""
