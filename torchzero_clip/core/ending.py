@@ -69,9 +69,10 @@ def _kernel(bucket: Bucket) -> FusedKernel | None:
     alike = len(bucket.cohort.kinds(link.path, link.state_names)) == 1
     if not alike or bucket.cohort.dtype.is_complex or link.acts is not link.transform:
         return None
-    if not _only_numbers(link.values(bucket.settings)):
+    group = bucket.group
+    if not _only_numbers(group):
         return None
-    kernel: FusedKernel | None = link.transform.fused(bucket.group)
+    kernel: FusedKernel | None = link.transform.fused(group)
     return kernel
 
 

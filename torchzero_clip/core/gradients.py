@@ -159,10 +159,15 @@ def _inside(spans: Spans, params: Sequence[Tensor]) -> list[int]:
 def _spans(tensors: Sequence[Tensor]) -> Spans:
     """The addresses at which tensors begin and end; both are 0 for those without memory."""
     starts = addresses(tensors) or [0] * len(tensors)
-    whole = all(map(Tensor.is_contiguous, tensors))
-    sizes = map(BYTES, tensors) if whole else [extent(t) * t.element_size() for t in tensors]
-    ends = list(map(operator.add, starts, sizes))
-    return starts, [start and end for start, end in zip(starts, ends, strict=True)]
+    if all(map(Tensor.is_contiguous, tensors)):
+        ends = list(map(operator.add, starts, map(BYTES, tensors)))
+    else:
+        ends = [
+            start + extent(t) * t.element_size() for start, t in zip(starts, tensors, strict=True)
+        ]
+    if 0 in starts:
+        ends = [start and end for start, end in zip(starts, ends, strict=True)]
+    return starts, ends
 
 
 def _overlaps_itself(t: Tensor) -> bool:

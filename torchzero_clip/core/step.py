@@ -153,7 +153,8 @@ class Step:
         self, gradient: Callable[[Tensor], Tensor | None] | None = None, moves: bool = False
     ) -> Sequence[tuple[Cohort, Sequence[Any]]]:
         """The parameters that have a gradient, in cohorts of a group, and their gradients."""
-        self.close()  # deferred updates may be read again
+        if self.sessions:
+            self.close()  # what earlier buckets keep in other memory is stored first
         self.measured.clear()
         rows: list[list[Tensor]] = [group["params"] for group in self.groups]
         if gradient is None:

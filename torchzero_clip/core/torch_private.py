@@ -217,12 +217,18 @@ def fused(name: str, **options: Any) -> Callable[..., Any] | None:
     return None if function is None else partial(function, **options)
 
 
+def is_fused(function: Callable[..., Any] | None, name: str) -> bool:
+    """Return whether a function is torch's fused optimizer of this name, with options."""
+    own = getattr(function, "func", None)
+    return own is not None and own is getattr(torch, f"_fused_{name}_", None)
+
+
 def name_of_fused(function: Callable[..., Any]) -> str:
     """Return what a fused optimizer is called in a sentence."""
-    own = getattr(function, "func", function)
     for name, words in {"adamw": "AdamW", "sgd": "SGD", "adagrad": "Adagrad"}.items():
-        if own is getattr(torch, f"_fused_{name}_", None):
+        if is_fused(function, name):
             return f"torch's fused {words}"
+    own = getattr(function, "func", function)
     return getattr(own, "__name__", "a fused optimizer")
 
 

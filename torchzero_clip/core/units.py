@@ -342,17 +342,17 @@ class Units(Cells):
             return None
         known = self._measurements()
         key = ("joint", self.order, *division.cohorts)
-        if key not in known:
+        norm = known.get(key)
+        if norm is None:
             tensors: list[Tensor] = []
             for u in self._updates:
                 if type(u) is not TensorList or u.tensors[0].device != self.home:
                     return None
                 tensors += u.tensors
             norm = norms.joint_norm(tensors, self.order)
-            if norm is None:
-                return None
-            known[key] = norm
-        return known[key]
+            if norm is not None:
+                known[key] = norm
+        return norm
 
     def _measurements(self) -> dict[Any, Tensor]:
         """Return where to keep what is measured: gradients are measured once for all links."""

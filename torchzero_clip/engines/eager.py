@@ -134,7 +134,8 @@ class EagerSession:
     def adopt(self, u: TensorList) -> TensorList:
         if u.owned or not self._keeps:
             return u
-        return TensorList(u.tensors, workspace=self._buffer)
+        u.workspace = self._buffer
+        return u
 
     def state(
         self, name: str, tensors: Sequence[Tensor], form: Stochastic | None = None

@@ -22,7 +22,7 @@ from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.state import HALF, state_dtype
 from torchzero_clip.core.tensor_kinds import DTYPE, SHAPE, all_plain, storages
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.torch_private import foreach, fused
+from torchzero_clip.core.torch_private import foreach, is_fused
 from torchzero_clip.engines import pieces
 from torchzero_clip.engines.kept import BATCH, Wide
 from torchzero_clip.engines.pieces import Piece
@@ -200,7 +200,9 @@ def _run_kernel(session: Tensors, u: TensorList, ending: Ending, kernel: FusedKe
     kernel.advance({name: TensorList(row, owned=True) for name, row in ending.state.items()})
 
     factor, ratio = _factor(ratio, dtype)
-    damps = _is(kernel, "sgd") and not (options.get("dampening") or options.get("nesterov"))
+    damps = is_fused(kernel.function, "sgd") and not (
+        options.get("dampening") or options.get("nesterov")
+    )
     if damps and factor < 1 and factor > 1e-6 and dtype == torch.float32:
         if not converts or (wide is not None and wide.form.wide and not kept):
             options["dampening"] = 1 - factor  # the optimizer multiplies by the factor itself
@@ -248,12 +250,6 @@ def _function(kernel: FusedKernel) -> tuple[Any, dict[str, Any]]:
     return function, {}
 
 
-def _is(kernel: FusedKernel, name: str) -> bool:
-    """Return whether a kernel is torch's own fused optimizer of this name."""
-    own = getattr(kernel.function, "func", None)
-    return own is not None and own is getattr(fused(name), "func", 0)
-
-
 def _divides_gradients(
     kernel: FusedKernel, dtype: torch.dtype, grads: Sequence[Tensor], ratio: Tensor
 ) -> bool:
@@ -262,7 +258,7 @@ def _divides_gradients(
         return False
     if norms.readable(ratio) and not 1e-30 < ratio.item() < 1e30:
         return False
-    return _is(kernel, "adamw") or _is(kernel, "sgd")
+    return is_fused(kernel.function, "adamw") or is_fused(kernel.function, "sgd")
 
 
 # ---------------------------------------------------------------------- what both need
