@@ -33,8 +33,11 @@ def finish(bucket: Bucket, tail: Tail) -> bool:
         kernel = _kernel(seen)
         if kernel is None:
             return False
-        seen.make_state()
-        state = seen.held()
+        try:
+            state = seen.held()
+        except KeyError:  # some parameters begin in this step
+            seen.make_state()
+            state = seen.held()
     forms = seen.roundings(state) if state and seen.bound.narrow else {}
     if bucket.cohort.sharded:
         state = {name: locals_of(row) for name, row in state.items()}

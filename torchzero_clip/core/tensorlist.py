@@ -240,12 +240,12 @@ class TensorList:
         if not self.owned and self._write_elsewhere(name, operands):
             return self
         vector = shared_memory(self.own().tensors)
-        vector = None if vector is None or vector.dim() > 1 else vector
-        args = [] if vector is None else [vector_operand(x, vector) for x in operands]
-        if vector is None or any([x is None for x in args]):
-            foreach(name, self.tensors, self._arguments(name, operands), in_place=True)
-        else:
-            foreach(name, [vector], args, in_place=True)
+        if vector is not None and vector.dim() == 1:
+            args = [vector_operand(x, vector) for x in operands]
+            if not any([x is None for x in args]):
+                foreach(name, [vector], args, in_place=True)
+                return self
+        foreach(name, self.tensors, self._arguments(name, operands), in_place=True)
         return self
 
     def _write_elsewhere(self, name: str, operands: Sequence[Any]) -> bool:
