@@ -167,15 +167,13 @@ class EagerSession:
 
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
         if self._in_pieces and rule.per_entry and not self._kept_state:
-            u = u.own()
-            return in_pieces(partial(updated, rule), u, state, group, u.tensors)
+            return in_pieces(partial(updated, rule), u, state, group)
         return updated_in_turn(rule, u, state, group)
 
     def view(self, formula: Formula, u: TensorList, state: State, group: Group) -> TensorList:
         if not self._in_pieces or self._kept_state or u.dtype.is_complex:
             return formula(u.borrow(), state, group)
-        into = [torch.empty_like(t) for t in u.tensors]
-        return in_pieces(formula, TensorList(u.tensors), state, group, into)
+        return in_pieces(formula, TensorList(u.tensors), state, group)
 
     def divide(
         self,

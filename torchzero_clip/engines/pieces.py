@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchzero_clip.core.engine import Group, State
@@ -70,7 +71,6 @@ def in_pieces(
     u: TensorList,
     state: State,
     group: Group,
-    into: list[Tensor],
 ) -> TensorList:
     """Return what a function makes of each element of a list, computed piece by piece.
 
@@ -79,20 +79,25 @@ def in_pieces(
     Args:
         function: Called with a piece of the list, of the state and of the group. Every element of
             its result depends on the elements in the same place.
-        u: The list. Its pieces are owned if it is.
+        u: The list. If it is owned, its memory is the memory of the result.
         state: The state, which the function may write.
         group: The live values, and lists.
-        into: The memory of the result.
     """
     operands = [*state.values(), *group.values()]
-    cuts = all([_is_cut(x, into) for x in [u, *operands]])
-    in_place = u.owned and u.tensors is into
-    for piece in pieces(into, cuts):
-        given = piece.of(u.tensors)
-        held = {name: _held(row, piece, into) for name, row in state.items()}
+    whole = u.tensors
+    every = list(pieces(whole, all([_is_cut(x, whole) for x in [u, *operands]])))
+    if len(every) == 1:
+        return function(u, state, group)
+    into = [torch.empty_like(t) for t in whole]
+    if u.owned:
+        u._unshare()  # lists that borrow this one keep their values
+        into = whole
+    for piece in every:
+        given = piece.of(whole)
+        held = {name: _held(row, piece, whole) for name, row in state.items()}
         live = {name: of_piece(x, piece) for name, x in group.items()}
         made = function(TensorList(given, owned=u.owned), held, live).tensors
-        written = in_place and all(map(operator.is_, made, given))
+        written = u.owned and all(map(operator.is_, made, given))
         if not written:
             foreach("copy_", piece.of(into), made)
     return TensorList(into, owned=True)

@@ -203,10 +203,10 @@ def _run_kernel(session: Tensors, u: TensorList, ending: Ending, kernel: FusedKe
     damps = is_fused(kernel.function, "sgd") and not (
         options.get("dampening") or options.get("nesterov")
     )
-    if damps and factor < 1 and factor > 1e-6 and dtype == torch.float32:
-        if not converts or (wide is not None and wide.form.wide and not kept):
-            options["dampening"] = 1 - factor  # the optimizer multiplies by the factor itself
-            factor = 1.0
+    in_float32 = not converts or (wide is not None and wide.form.wide and not kept)
+    if damps and in_float32 and dtype == torch.float32 and 1e-6 < factor < 1:
+        options["dampening"] = 1 - factor  # the optimizer multiplies by the factor itself
+        factor = 1.0
     as_they_are = factor == 1 and ratio is None and grads[0].dtype == dtype and not converts
     whole = Piece(0, len(params))
     for piece in [whole] if as_they_are else _pieces(params, grads, wide):
