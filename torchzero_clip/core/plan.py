@@ -30,7 +30,7 @@ class Tail:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ChainPlan:
     """The tails of a chain, which an engine that fuses runs after all other links.
 
     Args:

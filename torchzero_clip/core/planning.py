@@ -7,12 +7,12 @@ from typing import Any
 
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norm_rule import NormRule
-from torchzero_clip.core.plan import Plan, Tail
+from torchzero_clip.core.plan import ChainPlan, Tail
 from torchzero_clip.core.traits import Routing
 from torchzero_clip.core.transform import Transform
 
 
-def planned(links: Sequence[Link], live: Mapping[str, Any]) -> Plan:
+def planned(links: Sequence[Link], live: Mapping[str, Any]) -> ChainPlan:
     """Return the plan of a chain.
 
     Args:
@@ -22,7 +22,7 @@ def planned(links: Sequence[Link], live: Mapping[str, Any]) -> Plan:
     tails: dict[Link, Tail] = {}
     _add_tails(links, (), live, tails)
     factors = [tail.factor for tail in tails.values() if tail.factor is not None]
-    return Plan(tails, frozenset(factors))
+    return ChainPlan(tails, frozenset(factors))
 
 
 def _add_tails(
@@ -51,13 +51,15 @@ def _add_tails(
         elif _has_kernel(link, live):
             tails[link] = Tail(link, after, factor)
             return None
-        elif isinstance(link.transform, Routing) and link.transform.inner == "chain":
+        elif not isinstance(link.transform, Routing):
+            return None
+        elif link.transform.one_way:
             inner = _add_tails(link.children, after, live, tails)
             if inner is None or not link.transform.takes_all:
                 return None
             after = inner
         else:
-            for child in link.children if isinstance(link.transform, Routing) else ():
+            for child in link.children:
                 _add_tails([child], after, live, tails)
             return None
     return after

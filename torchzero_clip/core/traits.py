@@ -16,8 +16,10 @@ class Routing:
     The updates that leave it are the updates that its inner transforms make, as they are.
     """
 
+    one_way: ClassVar[bool] = True
+    """Whether the transforms inside follow one another. If not, each is for other parameters."""
     takes_all: ClassVar[bool] = False
-    """Whether all parameters go through all transforms inside."""
+    """Whether all parameters go through the transforms inside."""
 
 
 class Gate:

@@ -39,6 +39,7 @@ class Partition(Transform, Routing):
     labels: Callable[[str, Tensor], str] | Mapping[str, str]
 
     inner = "branches"
+    one_way = False
     reach = "tensor"
     pure, asks = True, ("labels",)
 
