@@ -101,7 +101,7 @@ def divisor(rule: Limiting, norm: Tensor, limit: Tensor | float, cells: Cells) -
     computed = isinstance(limit, Tensor)
     small = cells.too_small(rule.min_size)
     if not computed and small is None:
-        known = known_divisor(norm, float(limit), rule.sets_norm, cells.degree)
+        known = known_divisor(norm, limit, rule.sets_norm, cells.degree)
         if known is not None:
             return known
     limit = cells.comparable(limit, norm)

@@ -112,8 +112,9 @@ def known_divisor(norm: Tensor, limit: float, sets: bool, degree: int) -> Tensor
         sets: Whether a smaller norm is scaled up to the limit.
         degree: The power of a factor of the unit with which its norm grows.
     """
-    if norm.numel() != 1 or not readable(norm):
+    if not readable(norm) or norm.numel() != 1:
         return None
+    limit = float(limit)
     size = norm.item()
     ratio = 1.0
     stays = limit == math.inf or (size == 0 if sets else size <= limit)

@@ -22,13 +22,14 @@ from torchzero_clip.core.norms.numeric import (
 from torchzero_clip.core.norms.short_tensors import LINF, PACKINGS, POWERS, ROW, SUM, reduced
 from torchzero_clip.core.small_tensors import in_stacks
 from torchzero_clip.core.stacks import portion
-from torchzero_clip.core.state import DOUBLE
-from torchzero_clip.core.tensor_kinds import SHAPE, all_real, wide
+from torchzero_clip.core.state import DOUBLE, HALF
+from torchzero_clip.core.tensor_kinds import DTYPE, SHAPE, all_real, wide
 from torchzero_clip.core.torch_private import foreach
 
 FEW_ROWS = 2**10  # whose norms are joined together with those of others
 CHUNK = 2**16  # what is converted at a time
 MOST = 2**21  # the same where calls are dear
+SINGLE = frozenset((torch.float32, *HALF))  # whose squares float64 holds
 SHARED = (1, 2, math.inf)  # norms that torch takes of many tensors in one call on an accelerator
 
 
@@ -60,10 +61,9 @@ def joint_norm(tensors: Sequence[Tensor], m: Measure) -> Tensor | None:
     This is faster than to join the norms of single tensors. It is only done for the 2-norm of short
     tensors on CPU. For all others the result is None.
     """
-    first = tensors[0]
-    if m != NAMED["l2"] or first.dtype in DOUBLE or first.is_complex():
+    if m != NAMED["l2"] or not SINGLE.issuperset(map(DTYPE, tensors)):
         return None
-    if not (readable(first) and all_real(tensors) and all(map(Tensor.numel, tensors))):
+    if not (readable(tensors[0]) and all_real(tensors) and all(map(Tensor.numel, tensors))):
         return None
     packing = PACKINGS.of(tuple(map(SHAPE, tensors)))
     if packing.long:
