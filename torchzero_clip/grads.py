@@ -35,7 +35,7 @@ from torchzero_clip.core.sharding.layout import refuse_flat
 from torchzero_clip.core.torch_private import traced
 from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.engines import AT_ONCE
-from torchzero_clip.engines.deferred import times
+from torchzero_clip.engines.tail import times
 from torchzero_clip.modules.clipping import Centralize, ClipPercentile, ClipValue, Normalize
 from torchzero_clip.optimizer.keys import GroupKeys
 
@@ -370,10 +370,13 @@ class PlainGradients(Cells):
         self.degree = order.degree
         self.dtype = grads[0].dtype
         self.sizes = list(map(Tensor.numel, grads))
-        self.stats = norms.statistics(grads, order)
+        self.joint_norm = norms.joint_norm(grads, order) if joint else None
+        self._stats: Tensor | None = None
 
     def norm(self) -> Tensor:
         """Return the norm of every unit."""
+        if self.joint_norm is not None:
+            return self.joint_norm
         return self._norms(1 if self.joint else len(self.grads))
 
     def total(self) -> Tensor:
@@ -385,7 +388,7 @@ class PlainGradients(Cells):
         sizes = [sum(self.sizes)] if self.joint else self.sizes
         if size <= 1 or min(sizes) >= size:
             return None
-        return norms.numbers([float(n < size) for n in sizes], self.stats) > 0
+        return norms.numbers([float(n < size) for n in sizes], self.grads[0].device) > 0
 
     def divide(self, decision: Decision) -> None:
         """Divide the gradients in place by the divisors of a decision."""
@@ -403,10 +406,12 @@ class PlainGradients(Cells):
 
     def _norms(self, units: int) -> Tensor:
         """Return the norms of one unit with all gradients, or of one unit for each gradient."""
-        table = self.stats.view(len(self.stats), units, -1)
+        if self._stats is None:
+            self._stats = norms.statistics(self.grads, self.order)
+        table = self._stats.view(len(self._stats), units, -1)
         counts = None
         size = None
         if self.order.counts or self.order.kind == "sum":
-            counts = norms.numbers(self.sizes, self.stats).view(units, -1)
+            counts = norms.numbers(self.sizes, self._stats).view(units, -1)
             size = counts.sum(dim=1)
         return norms.finish(norms.merge(table, counts, self.order), size, self.order)

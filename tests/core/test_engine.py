@@ -44,6 +44,7 @@ from torchzero_clip import LR, Adam, ClipNorm, Guard, Modular, WeightDecay, rele
 from torchzero_clip.core import Group, State, TensorList, norms
 from torchzero_clip.core.engine import (
     Cover,
+    Ending,
     Engine,
     Formula,
     Records,
@@ -63,6 +64,8 @@ Wide = tuple[TensorList, Sequence[Tensor], Stochastic]
 
 class AtOnce:
     """An engine of plain lists: what is asked for is computed at once, in fresh memory."""
+
+    fuses = False
 
     def __init__(self, **_: Any) -> None:
         """An engine without options."""
@@ -175,6 +178,9 @@ class Lists:
     def branch(self) -> Lists:
         return Lists(self._stored.tensors, self.grads.tensors)
 
+    def finish(self, u: TensorList, ending: Ending) -> bool:
+        return False
+
     def subtract(self, u: TensorList) -> None:
         self.skip.hold(self._stored.tensors)
         if self._form is None:
@@ -214,7 +220,7 @@ def test_it_has_the_members_of_the_interface_and_no_other() -> None:
 
 
 def test_engines_say_what_they_are() -> None:
-    assert [repr(Eager()), repr(Eager(defers=False))] == ["Eager()", "Eager(defers=False)"]
+    assert [repr(Eager()), repr(Eager(fuses=False))] == ["Eager()", "Eager(fuses=False)"]
     assert repr(Compiled([])) == "Compiled()"
 
 
@@ -231,7 +237,7 @@ def trained(case: Case, engine: Engine, **options: Any) -> tuple[Any, Modular]:
 @every()
 def test_a_third_engine_gives_what_the_eager_one_gives(case: Case) -> None:
     (ours, opt), (theirs, other) = [
-        trained(case, engine) for engine in (AtOnce(), Eager(defers=False))
+        trained(case, engine) for engine in (AtOnce(), Eager(fuses=False))
     ]
     close(ours, theirs, rtol=1e-5, atol=1e-6)
     for p, q in zip(ours.values(), theirs.values(), strict=True):

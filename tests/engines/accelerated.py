@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from torchzero_clip.core import small_tensors
 from torchzero_clip.core.norms import readable
-from torchzero_clip.engines import Eager, fused, pieces
+from torchzero_clip.engines import Eager, pieces, tail
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def as_on_an_accelerator() -> Iterator[None]:
         for name, value in {"HOSTS": (), "LARGE": 10, "ROOM": 24}.items():
             stack.enter_context(patch.object(small_tensors, name, value))
         stack.enter_context(patch.object(pieces, "PIECE", 7))
-        stack.enter_context(patch.object(fused, "LARGEST", 11))
+        stack.enter_context(patch.object(tail, "LARGEST", 11))
         for module in [m for m in asks if vars(m).get("readable") is readable]:
             stack.enter_context(patch.object(module, "readable", lambda x: False))
         yield

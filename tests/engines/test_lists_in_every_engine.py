@@ -23,10 +23,7 @@ from torchzero_clip.core.formats import Nearest
 from torchzero_clip.core.lazy import Joined, Lazy
 from torchzero_clip.engines import Compiled
 from torchzero_clip.engines.compiled.lists.tape import Taped
-from torchzero_clip.engines.deferred import Guarded, Narrow, Owed, Scaled
-from torchzero_clip.engines.fused import Fused
 from torchzero_clip.engines.kept import Kept, Wide
-from torchzero_clip.engines.pieces import Borrowed, Divided, InPieces, Updated, View
 
 Lists = tuple[TensorList, TensorList]
 Call = Callable[[TensorList, TensorList], TensorList]
@@ -316,29 +313,9 @@ def kept(owner: type[Wide]) -> TensorList:
     return owner(halves(), Nearest())
 
 
-def adds_one(u: TensorList, state: State, group: Group) -> TensorList:
-    return u.add(1.0)
-
-
-class AddsOne(Transform):
-    """u + 1"""
-
-    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        return adds_one(u, state, group)
-
-
 LISTS: dict[type[TensorList], Callable[[], TensorList]] = {
     TensorList: numbers,
     Joined: lambda: Joined([numbers()]),
-    Narrow: lambda: Narrow(halves(), lambda u, dtype: u, None),
-    Guarded: lambda: Guarded(ones(), lambda: None),
-    Owed: lambda: Owed(ones(), torch.tensor(2.0), [lambda: None]),
-    Scaled: lambda: Scaled(numbers(), 2.0, 0.0, numbers(), torch.float32, lambda u: u),
-    Borrowed: lambda: Borrowed(View(numbers(), adds_one, {}, {}, lambda u: None)),
-    Divided: lambda: Divided(numbers(), torch.tensor(2.0)),
-    Updated: lambda: Updated(numbers(), AddsOne(), {}, {}, lambda u: None),
-    View: lambda: View(numbers(), adds_one, {}, {}, lambda u: None),
-    Fused: lambda: Fused(numbers(), AddsOne(), {}, {}, lambda u: None, None),
     Wide: lambda: kept(Wide),
 }
 
@@ -378,6 +355,6 @@ def test_every_class_of_lists_is_tested_here() -> None:
     def below(cls: type[TensorList]) -> set[type[TensorList]]:
         return {cls, *[one for sub in cls.__subclasses__() for one in below(sub)]}
 
-    bases = {Lazy, InPieces, Kept}  # Kept is Wide, and is settled with the session
+    bases = {Lazy, Kept}  # Kept is Wide, and is settled with the session
     mine = {cls for cls in below(TensorList) if cls.__module__.startswith("torchzero_clip.")}
     assert mine == LISTS.keys() | bases

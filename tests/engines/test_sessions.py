@@ -149,7 +149,7 @@ def test_every_method_of_a_list_has_a_call_here() -> None:
 def test_every_method_is_recorded_and_right(name: str, dtype: torch.dtype) -> None:
     """No method leaves the tape unnoticed: nothing runs before values are read."""
     found = []
-    for engine in (recorded(), Eager(defers=False)):
+    for engine in (recorded(), Eager(fuses=False)):
         session = opened(engine, tensors(0, dtype=dtype), tensors(1, dtype=dtype))
         before = program.program_of.cache_info()
         u, v = session.grads.borrow(), session.params.borrow()
@@ -212,7 +212,7 @@ def step(session: Session, seed: int, state: dict[str, list[Tensor]]) -> list[Te
 @at_once("seed", range(40))
 def test_random_steps_are_those_of_the_eager_engine(seed: int, dtype: torch.dtype) -> None:
     found = []
-    for engine in (recorded(), Eager(defers=False)):
+    for engine in (recorded(), Eager(fuses=False)):
         params, state = tensors(0, dtype=dtype), {"m": tensors(2, dtype=dtype)}
         state |= {"v": tensors(3, dtype=dtype)}
         out: list[Tensor] = []
@@ -228,7 +228,7 @@ def test_random_steps_are_those_of_the_eager_engine(seed: int, dtype: torch.dtyp
 @pytest.mark.parametrize("seed", range(4))
 def test_random_steps_in_cpp(seed: int) -> None:
     found = []
-    for engine in (Compiled([]), Eager(defers=False)):
+    for engine in (Compiled([]), Eager(fuses=False)):
         params, state = tensors(0), {"m": tensors(2), "v": tensors(3)}
         grads = tensors(10)
         out = step(opened(engine, params, grads), seed, state)
@@ -446,7 +446,7 @@ def alias(kind: str) -> tuple[list[Tensor], list[Tensor]]:
 )
 def test_tensors_that_share_memory_are_worked_on_one_after_the_other(kind: str) -> None:
     found = []
-    for engine in (Compiled([]), Eager(defers=False)):
+    for engine in (Compiled([]), Eager(fuses=False)):
         params, grads = alias(kind)
         for _ in range(3):
             session = opened(engine, params, grads)

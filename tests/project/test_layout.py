@@ -85,6 +85,7 @@ def members(path, name):
     tree = ast.parse((PACKAGE / path).read_text())
     (node,) = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == name]
     found = {n.name for n in node.body if isinstance(n, ast.FunctionDef)}
+    found |= {ast.unparse(n.target) for n in node.body if isinstance(n, ast.AnnAssign)}
     set_here = [n for n in ast.walk(node) if isinstance(n, ast.Attribute)]
     return found | {n.attr for n in set_here if ast.unparse(n) == f"self.{n.attr}"}
 

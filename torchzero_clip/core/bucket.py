@@ -13,6 +13,7 @@ from torchzero_clip.core.engine import Formula, Group, State
 from torchzero_clip.core.formats import KEPT, Exact, Nearest, Stochastic, wide_of
 from torchzero_clip.core.formats.stochastic import DRAWS, DROPPED, ROUNDS, mix_, prepare_draws
 from torchzero_clip.core.link import Link
+from torchzero_clip.core.plan import Tail
 from torchzero_clip.core.sharding.layout import local, locals_of, part_of, whole_of
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.step import Step
@@ -37,6 +38,10 @@ class Bucket:
 
     bound: Link
     """The link that sees this bucket: see `seen_by`."""
+    tail: Tail | None = None
+    """The tail of the chain, once a link that it begins with was reached."""
+    ratio: Tensor | None = None
+    """The tensor with one element by which the tail divides the update."""
 
     def __init__(self, step: Step, cohort: Cohort, grads: Sequence[Tensor]) -> None:
         self.step, self.cohort = step, cohort
@@ -96,8 +101,13 @@ class Bucket:
         """The live values of the link, the numbers that it keeps once, and the parameters and
         gradients as TensorLists.
         """
-        lists = {"params": self.params, "grads": self.grads}
-        return {**self.bound.values(self.settings), **self.numbers, **lists}
+        return {**self.numbers_of_group(), "params": self.params, "grads": self.grads}
+
+    def numbers_of_group(self) -> Group:
+        """Return the live values of the link, and the numbers that it keeps once."""
+        values = self.bound.values(self.settings)
+        values.update(self.numbers)
+        return values
 
     @property
     def group_state(self) -> dict[str, Any]:
@@ -139,7 +149,7 @@ class Bucket:
     def state(self) -> State:
         """The link's tensors of every parameter; of sharded ones the parts on this rank."""
         rows, path = self.held(), self.bound.path
-        roundings = self._roundings(rows) if self.bound.narrow else {}
+        roundings = self.roundings(rows) if self.bound.narrow else {}
         if self.cohort.sharded:
             rows = {name: locals_of(row) for name, row in rows.items()}
         return {
@@ -152,7 +162,7 @@ class Bucket:
         """The names that the link's `init` makes, and whether their tensors are like parameters."""
         return self.cohort.kinds(self.bound.path, self.bound.state_names)[0][0]
 
-    def _roundings(self, rows: Mapping[str, Sequence[Tensor]]) -> dict[str, Stochastic]:
+    def roundings(self, rows: Mapping[str, Sequence[Tensor]]) -> dict[str, Stochastic]:
         """How the state that is kept in bfloat16 is rounded."""
         like_params = self.state_names
         made: dict[str, Stochastic] = {}
@@ -240,13 +250,21 @@ class Bucket:
         self.session.keep(form)
         return self
 
-    def subtract(self) -> None:
-        """w ← w - u, by the end of the step."""
+    def keep_rounding(self) -> None:
+        """Have the session store the parameters as their rounding says, if that is not done yet."""
         if self.rounding not in ("", "exact"):
             self._keep()
+
+    def subtract(self) -> None:
+        """Compute w ← w - u, by the end of the step."""
+        self.keep_rounding()
         self.session.subtract(self.update)
 
     # ------------------------------------------------------------------ what a combinator does
+
+    def at(self, link: Link) -> Bucket:
+        """Return the same bucket at a link that reads its state and its live values."""
+        return self._but(bound=link, numbers={})
 
     def seen_by(self, link: Link) -> Bucket:
         """The same bucket as another link sees it."""

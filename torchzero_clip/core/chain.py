@@ -11,16 +11,18 @@ from torchzero_clip.core.argument_values import is_row
 from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.config import from_config, to_config
 from torchzero_clip.core.description import Description, class_with
+from torchzero_clip.core.ending import divide_now, finish
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.scalars import numbered
 from torchzero_clip.core.sharding.layout import locals_of
 from torchzero_clip.core.step import Step
 from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.core.traits import Routing
 from torchzero_clip.core.transform import Transform, averages
 from torchzero_clip.core.unknown_key import explained
 
 
-class Chain(Transform):
+class Chain(Transform, Routing):
     """Several transforms, one after another, as one."""
 
     links: tuple[Transform, ...]
@@ -28,6 +30,7 @@ class Chain(Transform):
     inner = "chain"
     reach = "tensor"
     pure = True
+    takes_all = True
 
     def __init__(self, *links: Transform, name: str | None = None) -> None:
         self.links, self.name = tuple(links), name
@@ -89,10 +92,38 @@ def _links(tfm: Transform) -> tuple[Transform, ...]:
 def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
     """Send buckets through a link, or only make the state that it needs; none stay none.
 
-    A link that is no transform, as a criterion, leaves them as they are.
+    A link that is no transform, as a criterion, leaves them as they are. So does a link of the
+    tail of the chain: `end` runs it.
     """
     if not (buckets and link.transforms):
         return buckets
+    tails = buckets[0].step.tails
+    if tails and not init:
+        if link in tails:
+            for bucket in buckets:
+                bucket.tail = bucket.tail or tails[link]
+        if all([bucket.tail is not None for bucket in buckets]):
+            return buckets
+    return _through(link, buckets, init)
+
+
+def end(buckets: Sequence[Bucket]) -> None:
+    """Subtract what came out of the chain from the parameters, after its tail."""
+    for bucket in buckets:
+        tail = bucket.tail
+        if tail is None:
+            bucket.subtract()
+        elif not finish(bucket, tail):
+            divide_now(bucket, tail)
+            rest = [bucket]
+            for link in tail.links:
+                rest = _through(link, rest)
+            for part in rest:
+                part.subtract()
+
+
+def _through(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
+    """Send buckets through a link, or only make the state that it needs."""
     seen = [part for bucket in buckets for part in bucket.seen_by(link).alike()]
     clips = getattr(link.transform, "clips", False)  # a group may say that it is left out
     idle = [bucket for bucket in seen if not bucket.cohort.clips] if clips else []

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.norms import finite
+from torchzero_clip.core.norms import finite, known_divisor
 
 UnitState: TypeAlias = dict[str, Tensor]
 """The state of a norm rule: for each name that `init_unit` makes, a vector with an entry a unit."""
@@ -99,6 +99,11 @@ def divisor(rule: Limiting, norm: Tensor, limit: Tensor | float, cells: Cells) -
     if limit is None:
         raise TypeError(f"{type(rule).__name__}.limit must return a tensor or a number, got None")
     computed = isinstance(limit, Tensor)
+    small = cells.too_small(rule.min_size)
+    if not isinstance(limit, Tensor) and small is None:
+        known = known_divisor(norm, limit, rule.sets_norm, cells.degree)
+        if known is not None:
+            return known
     limit = cells.comparable(limit, norm)
     stays = norm == 0 if rule.sets_norm else norm <= limit
     if computed and not rule.sets_norm:
@@ -110,7 +115,6 @@ def divisor(rule: Limiting, norm: Tensor, limit: Tensor | float, cells: Cells) -
         ratio = torch.where(stays, 1, ratio)
     else:  # where that is two calls
         ratio = ratio.masked_fill(stays, 1)
-    small = cells.too_small(rule.min_size)
     return ratio if small is None else ratio.masked_fill(small, 1)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -44,6 +44,29 @@ class FusedKernel:
     decays: bool = True
     devices: tuple[str, ...] = ("cpu", "cuda")
     numbers: tuple[str, ...] = ("step",)
+
+
+class Ending(NamedTuple):
+    """The tail of a chain for one bucket: w ← w - (rate · update + decay · w).
+
+    Args:
+        kernel: The fused optimizer of torch that computes the update from what flows. None if what
+            flows is the update.
+        state: The state of the fused link, by name, as it is stored.
+        forms: The formats of state that is stored in bfloat16.
+        rate: A number, or a 0-dim tensor on the device of the parameters.
+        decay: A number.
+        ratio: What flows is divided by it first: a tensor with one element, or None.
+        writes_grads: Whether what flows are the gradients, and the quotient is written there.
+    """
+
+    kernel: FusedKernel | None
+    state: dict[str, list[Tensor]]
+    forms: dict[str, Stochastic]
+    rate: Any
+    decay: float
+    ratio: Tensor | None
+    writes_grads: bool
 
 
 class Rule(Protocol):
@@ -144,6 +167,14 @@ class Session(Protocol):
     def branch(self) -> Session:
         """A session of the same tensors for a second update, which does not use this workspace."""
 
+    def finish(self, u: TensorList, ending: Ending) -> bool:
+        """Do the tail of a chain in one pass over memory.
+
+        Returns:
+            Whether that was possible. If not, nothing was written: every link of the tail must
+            run, and `subtract` ends the step.
+        """
+
     def subtract(self, u: TensorList) -> None:
         """w ← w - u, by the end of the step."""
 
@@ -161,6 +192,9 @@ Cover: TypeAlias = "Callable[[list[Tensor], list[Tensor]], AbstractContextManage
 
 class Engine(Protocol):
     """The place where arithmetic is done, now or later; results depend on it by rounding alone."""
+
+    fuses: bool
+    """Whether its sessions run the tail of a chain in one pass: see `Session.finish`."""
 
     def __repr__(self) -> str:
         """Its name, with the options that are no defaults."""

@@ -111,7 +111,7 @@ def foreach(name: str, tensors: list[Tensor], args: Sequence[Any], in_place: boo
         tensors = copies(tensors, dtype)
         foreach(name, tensors, args, in_place=True)
         return tensors
-    if _uneven(tensors, args):
+    if len(tensors) > 1 and _uneven(tensors, args):
         return _in_packs(name, tensors, args, in_place)
     options = {}
     if name == "add_scaled":

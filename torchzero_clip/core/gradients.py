@@ -91,9 +91,11 @@ class StepGradients:
     def of(self, rows: Sequence[Sequence[Tensor]], moves: bool) -> list[list[Tensor | None]]:
         """The gradients of rows of parameters, all that the step `moves` where it does."""
         found = [aligned_grads(params, self._place) for params in rows]
-        pairs = [x for some in zip(rows, found, strict=True) for x in zip(*some, strict=True)]
-        params = [p for p, grad in pairs if grad is not None]
-        grads: list[Tensor] = [grad for row in found for grad in row if grad is not None]
+        params = list(itertools.chain.from_iterable(rows))
+        every = list(itertools.chain.from_iterable(found))
+        grads = [grad for grad in every if grad is not None]
+        if len(grads) < len(every):
+            params = [p for p, grad in zip(params, every, strict=True) if grad is not None]
         whole = not torch.compiler.is_compiling() and all_plain([*params, *grads])
         if not (whole and {torch.strided}.issuperset(map(LAYOUT, grads))):  # sparse are refused
             return found
@@ -157,10 +159,15 @@ def _inside(spans: Spans, params: Sequence[Tensor]) -> list[int]:
 def _spans(tensors: Sequence[Tensor]) -> Spans:
     """The addresses at which tensors begin and end; both are 0 for those without memory."""
     starts = addresses(tensors) or [0] * len(tensors)
-    whole = all(map(Tensor.is_contiguous, tensors))
-    sizes = map(BYTES, tensors) if whole else [extent(t) * t.element_size() for t in tensors]
-    ends = list(map(operator.add, starts, sizes))
-    return starts, [start and end for start, end in zip(starts, ends, strict=True)]
+    if all(map(Tensor.is_contiguous, tensors)):
+        ends = list(map(operator.add, starts, map(BYTES, tensors)))
+    else:
+        ends = [
+            start + extent(t) * t.element_size() for start, t in zip(starts, tensors, strict=True)
+        ]
+    if 0 in starts:
+        ends = [start and end for start, end in zip(starts, ends, strict=True)]
+    return starts, ends
 
 
 def _overlaps_itself(t: Tensor) -> bool:

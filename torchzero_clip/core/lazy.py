@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from torch import Tensor
 
@@ -13,12 +12,13 @@ from torchzero_clip.core.tensorlist import TensorList
 class Lazy(TensorList):
     """A list whose tensors are computed when they are first read. Write `compute`."""
 
-    __slots__ = ("_tensors", "source")
+    __slots__ = ("_tensors",)
 
-    def __init__(self, source: Any = None) -> None:
-        self.source = source  # the list that it is computed of, where that is one
+    def __init__(self) -> None:
         self._tensors: list[Tensor] | None = None
-        self.owned, self.workspace, self.measure = True, None, None
+        self.owned = True
+        self.workspace = None
+        self.measure = None
         self.loans = None
 
     def compute(self) -> list[Tensor]:

@@ -14,6 +14,8 @@ from torch import Tensor
 from torchzero_clip.core.cohort import Cohort, Roster
 from torchzero_clip.core.engine import Engine, Session
 from torchzero_clip.core.gradients import USUAL, GradPlace, StepGradients
+from torchzero_clip.core.link import Link
+from torchzero_clip.core.plan import Tail
 from torchzero_clip.core.sharding.collectives import gather
 from torchzero_clip.core.skip import Skip, Skipped
 from torchzero_clip.core.tensor_kinds import wide
@@ -100,6 +102,8 @@ class Step:
     drawn: tuple[str, ...] = ()  # the counts of steps that have counted this one, as they draw
     released = False  # whether it is of one parameter: what is kept once is for the next
     is_trial = False  # whether this rank takes the step alone, for a look
+    tails: Mapping[Link, Tail] = {}  # the tails of the chain, in an engine that fuses
+    factors: frozenset[Link] = frozenset()  # the norm rules by whose ratio a tail divides
     only_names = False  # whether links leave NaN for `metrics()`, because nothing is measured
     _mean_loss: Tensor | None = None
 
@@ -149,7 +153,8 @@ class Step:
         self, gradient: Callable[[Tensor], Tensor | None] | None = None, moves: bool = False
     ) -> Sequence[tuple[Cohort, Sequence[Any]]]:
         """The parameters that have a gradient, in cohorts of a group, and their gradients."""
-        self.close()  # deferred updates may be read again
+        if self.sessions:
+            self.close()  # what earlier buckets keep in other memory is stored first
         self.measured.clear()
         rows: list[list[Tensor]] = [group["params"] for group in self.groups]
         if gradient is None:

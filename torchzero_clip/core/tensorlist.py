@@ -129,11 +129,6 @@ class TensorList:
         """The dtype of the tensors."""
         return self.tensors[0].dtype
 
-    @property
-    def recomputes(self) -> bool:
-        """Whether it may be computed piece by piece, each time that it is read."""
-        return False
-
     def __len__(self) -> int:
         return len(self.tensors)
 
@@ -242,19 +237,15 @@ class TensorList:
         """Run an operator in place, or into new memory where this memory is borrowed."""
         if self.owned:
             self._unshare()
-        for x in operands if self.owned else ():
-            if isinstance(x, TensorList) and x.recomputes and x.pending:
-                x.write_into(self, name, operands)
-                return self
         if not self.owned and self._write_elsewhere(name, operands):
             return self
         vector = shared_memory(self.own().tensors)
-        vector = None if vector is None or vector.dim() > 1 else vector
-        args = [] if vector is None else [vector_operand(x, vector) for x in operands]
-        if vector is None or any([x is None for x in args]):
-            foreach(name, self.tensors, self._arguments(name, operands), in_place=True)
-        else:
-            foreach(name, [vector], args, in_place=True)
+        if vector is not None and vector.dim() == 1:
+            args = [vector_operand(x, vector) for x in operands]
+            if not any([x is None for x in args]):
+                foreach(name, [vector], args, in_place=True)
+                return self
+        foreach(name, self.tensors, self._arguments(name, operands), in_place=True)
         return self
 
     def _write_elsewhere(self, name: str, operands: Sequence[Any]) -> bool:

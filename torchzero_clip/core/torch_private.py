@@ -142,6 +142,21 @@ def fused(name: str, **options: Any) -> Callable[..., Any]:
     return partial(getattr(torch, f"_fused_{name}_"), **options)
 
 
+def is_fused(function: Callable[..., Any] | None, name: str) -> bool:
+    """Return whether a function is torch's fused optimizer of this name, with options."""
+    own = getattr(function, "func", None)
+    return own is not None and own is getattr(torch, f"_fused_{name}_", None)
+
+
+def name_of_fused(function: Callable[..., Any]) -> str:
+    """Return what a fused optimizer is called in a sentence."""
+    for name, words in {"adamw": "AdamW", "sgd": "SGD", "adagrad": "Adagrad"}.items():
+        if is_fused(function, name):
+            return f"torch's fused {words}"
+    own = getattr(function, "func", function)
+    return getattr(own, "__name__", "a fused optimizer")
+
+
 def assert_async(fine: Tensor, words: str) -> None:
     """Stop the program with a message if a flag is False, without a synchronization."""
     torch._assert_async(fine, words)

@@ -10,6 +10,18 @@ class Sometimes:
     """A transform that runs its inner transforms only in some steps."""
 
 
+class Routing:
+    """A transform that sends each parameter through the transforms inside, or past them.
+
+    The updates that leave it are the updates that its inner transforms make, as they are.
+    """
+
+    one_way: ClassVar[bool] = True
+    """Whether the transforms inside follow one another. If not, each is for other parameters."""
+    takes_all: ClassVar[bool] = False
+    """Whether all parameters go through the transforms inside."""
+
+
 class Gate:
     """A transform that drops parameters in some steps, and notes which parameters have passed."""
 

@@ -51,9 +51,10 @@ class Units(Cells):
     ) -> None:
         self.buckets = sorted(buckets, key=lambda bucket: bucket.cohort.index)
         self.order, self.name = measure, name
-        self._lists = {x: [getattr(b, x) for b in self.buckets] for x in ("params", "grads")}
         cohorts = [bucket.cohort for bucket in self.buckets]
         kind = tuple(scope) if isinstance(scope, list) else scope
+        if scope is None or isinstance(scope, str):
+            dims = None  # units are no slices
         step = self.buckets[0].step
         own = apart and scope == "global"  # a stage may have no gradient of a norm that others have
         named = tuple([group.get("norm_group") for group in step.groups]) if own else ()
@@ -62,19 +63,23 @@ class Units(Cells):
             (kind, dims, named, *cohorts), lambda: Division(cohorts, scope, dims, name, named)
         )
         units = self.division
-        self.home, self.dtype, self.count = units.home, units.dtype, units.count
+        self.home = units.home
+        self.dtype = units.dtype
+        self.count = units.count
         self.degree = measure.degree
         self.groups = [
             [b for b in self.buckets if b.cohort.index == index] for index in units.indexes
         ]
         self._stats: Tensor | None = None  # of the update, once it is measured
+        self._measured: dict[Any, Tensor] | None = None  # where to keep measurements of the update
 
     # ------------------------------------------------------------------ what is measured
 
     def norm(self, name: str | None = None) -> Tensor:
         """The norm of every unit of the update, or of the state with this name."""
         if name is None:
-            return self._norms(self._flowing())
+            joint = self._joint_norm()
+            return self._norms(self._flowing()) if joint is None else joint
         return self.norms_of([bucket.state[name] for bucket in self.buckets])
 
     def take(self, stats: Tensor) -> None:
@@ -186,12 +191,18 @@ class Units(Cells):
     def live(self) -> list[Group]:
         """Every group as a rule sees it; "params" and "grads" are those of all units."""
         verbs = {"total": self.total, "dot": self._dot, "of_shapes": self.of_shapes}
-        groups = [members[0].group | verbs for members in self.groups]
+        groups = [members[0].numbers_of_group() | verbs for members in self.groups]
+        params = [bucket.params for bucket in self.buckets]
+        grads = [bucket.grads for bucket in self.buckets]
         for group in groups:
-            for name, lists in self._lists.items():
-                group[name] = Joined(lists)
-                group[name].measure = self.measure
+            group["params"] = self._joined_lists(params)
+            group["grads"] = self._joined_lists(grads)
         return groups
+
+    def _joined_lists(self, lists: Sequence[TensorList]) -> TensorList:
+        joined = Joined(lists)
+        joined.measure = self.measure
+        return joined
 
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
         """One vector over all units, of one for each group: a unit takes its first group's."""
@@ -201,10 +212,9 @@ class Units(Cells):
 
     def divide(self, bucket: Bucket, u: TensorList, ratio: Tensor) -> TensorList:
         """u over the ratio of its units; where all are 1, u itself."""
-        division = self.division
-        number = division.scope in ("group", "global")  # of a tensor it is always a vector
-        if number and self.count > 1:
-            ratio = ratio[division.unit_of[division.starts[bucket.cohort]]].view(1)
+        number = self.division.scope in ("group", "global")  # of a tensor it is always a vector
+        if number:
+            ratio = self._entry(bucket, ratio)
         return bucket.session.divide(u, ratio, partial(self.operand, bucket), number)
 
     def scale(
@@ -214,7 +224,25 @@ class Units(Cells):
         flowing = iter(updates or [bucket.u for bucket in self.buckets])
         for members, ratio in zip(self.groups, divisors, strict=True):
             for bucket in members:
-                bucket.u = self.divide(bucket, next(flowing).to(bucket.cohort.state_dtype), ratio)
+                u = next(flowing)
+                if self._leaves_to_tail(bucket, u):
+                    bucket.ratio = self._entry(bucket, ratio)
+                else:
+                    bucket.u = self.divide(bucket, u.to(bucket.cohort.state_dtype), ratio)
+
+    def _leaves_to_tail(self, bucket: Bucket, u: TensorList) -> bool:
+        """Return whether the tail of the chain divides the update of a bucket."""
+        if bucket.bound not in bucket.step.factors:
+            return False
+        target = bucket.bound.transform.target
+        return target == "update" or u.tensors[0] is bucket.update.tensors[0]
+
+    def _entry(self, bucket: Bucket, vector: Tensor) -> Tensor:
+        """Return the entry of a vector for a bucket whose tensors are one unit."""
+        division = self.division
+        if self.count == 1:
+            return vector
+        return vector[division.unit_of[division.starts[bucket.cohort]]].view(1)
 
     def lerp_(self, name: str, weights: Sequence[Tensor], where: Tensor) -> None:
         """m ← m + weight · (u - m) for the state m with this name, in units where a flag is set.
@@ -296,17 +324,49 @@ class Units(Cells):
     # ------------------------------------------------------------------ statistics
 
     def _flowing(self) -> Tensor:
-        """The statistics of the update, measured once; of the gradients by the first that asks."""
+        """Return the statistics of the update, which are measured once."""
         if self._stats is None:
-            flowing, key = [b.u for b in self.buckets], (self.order, *self.division.cohorts)
-            alike = [b.origin == "gradient" and not b.update.owned for b in self.buckets]
-            shared = all(alike) and self.buckets[0].bound.transform.target == "update"
-            whole = self.division.lengths is None and not torch.compiler.is_compiling()
-            known = self.buckets[0].step.measured if shared and whole else {}
+            known = self._measurements()
+            key = (self.order, *self.division.cohorts)
             if key not in known:
-                known[key] = self.statistics(flowing, self.order)
+                known[key] = self.statistics(self._updates, self.order)
             self._stats = known[key]
         return self._stats
+
+    def _joint_norm(self) -> Tensor | None:
+        """Return the norm of all tensors together, if there is a faster way than by statistics."""
+        division = self.division
+        step = self.buckets[0].step
+        alone = self.count == 1 and division.lengths is None and self._stats is None
+        if not alone or division.sharded or step.process_group is not None:
+            return None
+        known = self._measurements()
+        key = ("joint", self.order, *division.cohorts)
+        norm = known.get(key)
+        if norm is None:
+            tensors: list[Tensor] = []
+            for u in self._updates:
+                if type(u) is not TensorList or u.tensors[0].device != self.home:
+                    return None
+                tensors += u.tensors
+            norm = norms.joint_norm(tensors, self.order)
+            if norm is not None:
+                known[key] = norm
+        return norm
+
+    def _measurements(self) -> dict[Any, Tensor]:
+        """Return where to keep what is measured: gradients are measured once for all links."""
+        if self._measured is None:
+            self._updates = [bucket.u for bucket in self.buckets]
+            first = self.buckets[0]
+            shared = first.bound.transform.target == "update" and self.division.lengths is None
+            for bucket in self.buckets if shared else ():
+                if bucket.origin != "gradient" or bucket.update.owned:
+                    shared = False
+            if torch.compiler.is_compiling():
+                shared = False
+            self._measured = first.step.measured if shared else {}
+        return self._measured
 
     def statistics(self, lists: Sequence[TensorList], m: norms.Measure) -> Tensor:
         """The statistics of lists: a column for each tensor, or for each slice."""

@@ -63,5 +63,5 @@ class Workspaces:
         return found
 
     def tensors(self) -> list[Tensor]:
-        """The tensors that are kept."""
+        """Return the tensors that are kept."""
         return [t for kept in self.kept.values() for _, t in kept.values()]

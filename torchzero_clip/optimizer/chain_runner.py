@@ -17,6 +17,7 @@ from torchzero_clip.core.cohort import Roster
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Records
 from torchzero_clip.core.gradients import GradPlace, Where
+from torchzero_clip.core.planning import planned
 from torchzero_clip.core.step import Step, one_number
 from torchzero_clip.core.torch_private import untraced
 from torchzero_clip.core.transform import Transform
@@ -96,9 +97,10 @@ class ChainRunner(Optimizer):
         self.grad = grad
         self.place = GradPlace(grad)
         self.links = bind(chain, narrow=state_dtype == "bfloat16")
-        self.engine: Engine = Compiled(self.links) if compile else Eager(defers=fused)
+        self.engine: Engine = Compiled(self.links) if compile else Eager(fuses=fused)
         self.keys = GroupKeys(self.links)
         self.keys.check_structure(self.links)
+        self._plan = planned(self.links, self.keys.defaults)
         averages.check_order(self.links)
         self.layout = StateLayout(self.keys.links, rounding)
         self._seen_dtypes: list[list[torch.dtype]] = []
@@ -122,6 +124,9 @@ class ChainRunner(Optimizer):
 
     def _through(self, step: Step) -> Records:
         """Send the gradients of a step through the chain."""
+        if step.engine.fuses:
+            step.tails = self._plan.tails
+            step.factors = self._plan.factors
         with step:
             buckets = self._start(step)
             for link in self.links:

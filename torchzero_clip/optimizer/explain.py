@@ -17,7 +17,12 @@ from torch.nn import Parameter
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.sharding.layout import layout_of
 from torchzero_clip.core.sharding.owners import route
-from torchzero_clip.core.torch_private import TorchDispatchMode, schema, tree_leaves
+from torchzero_clip.core.torch_private import (
+    TorchDispatchMode,
+    name_of_fused,
+    schema,
+    tree_leaves,
+)
 from torchzero_clip.core.transform import TensorwiseTransform, averages
 from torchzero_clip.optimizer import branches
 from torchzero_clip.optimizer.averages import params_of
@@ -145,7 +150,7 @@ def explain(optimizer: ChainRunner, make: Callable[..., Any], each: bool = False
     if notes:
         lines.append("")
     lines.append(repr(optimizer.chain)[len("Chain(") : -1])
-    for of_kind in (_parameters, _owners, _refreshes, _averages):
+    for of_kind in (_parameters, _owners, _refreshes, _averages, _tails):
         lines += of_kind(optimizer)
     lines += ["", f"{'':{width}}  reads  writes   bytes a number"]
     lines += [part.row(width, numbers) for part in parts]
@@ -264,6 +269,31 @@ def _averages(optimizer: ChainRunner) -> Iterator[str]:
         others = [f"averaged({path!r})" for path in paths[:-1]]
         more = f", and {' and '.join(others)} those of others" if others else ""
         yield f"weights for evaluation are those of {paths[-1]}: averaged() shows them{more}"
+
+
+def _tails(optimizer: ChainRunner) -> Iterator[str]:
+    """Yield a line for each tail of the chain, which one pass over memory does."""
+    if not optimizer.engine.fuses:
+        return
+    tails = list(optimizer._plan.tails.values())
+    live = optimizer.keys.defaults
+    devices = {p.device.type for p in params_of(optimizer)}
+    for tail in tails:
+        larger = [other for other in tails if len(other.links) > len(tail.links)]
+        if any([other.links[-len(tail.links) :] == tail.links for other in larger]):
+            continue
+        names = [link.path for link in tail.links]
+        verb = "are" if len(names) > 1 else "is"
+        does = "part of the last subtraction"
+        if tail.rule is not None:
+            kernel = tail.rule.transform.fused(tail.rule.values(live))
+            if devices.isdisjoint(kernel.devices):
+                continue
+            does = f"one call of {name_of_fused(kernel.function)}"
+        line = f"{' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))} {verb} {does}."
+        if tail.factor is not None:
+            line += f" {tail.factor.path}'s factor is applied in the same pass."
+        yield line
 
 
 def _owners(optimizer: ChainRunner) -> Iterator[str]:

@@ -12,6 +12,7 @@ from torch.nn import Module
 from typing_extensions import Never
 
 from torchzero_clip.core.bucket import Bucket, in_buckets
+from torchzero_clip.core.chain import end
 from torchzero_clip.core.gradients import Where
 from torchzero_clip.core.step import Step, evaluate
 from torchzero_clip.core.torch_private import traced, untraced
@@ -117,9 +118,8 @@ class Modular(ChainRunner):
         return in_buckets(step, moves=True)
 
     def _end(self, step: Step, buckets: list[Bucket]) -> None:
-        """Subtract the update that the last link returns from the parameters."""
-        for bucket in buckets:
-            bucket.subtract()
+        """Subtract the update that the last link returns from the parameters, or run the tail."""
+        end(buckets)
         if step.meters:
             step.record["rounding"] = step.lost()
 

@@ -106,7 +106,7 @@ class Released(Modular):
         if compile:
             self.engine = OneAtATime(self.links)
         else:
-            self.engine = Eager(defers=fused, keeps=False)
+            self.engine = Eager(fuses=fused, keeps=False)
         self._late = [LastStep(link) for link in too_far(self.links, self.limit)]
 
     # ------------------------------------------------------------------ the step

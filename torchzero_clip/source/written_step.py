@@ -26,7 +26,7 @@ from torchzero_clip.source.written_operators import OPERATORS, NoCounts, NoNames
 
 STAND_INS = (((2, 3), 0.5), ((4, 5), 0.75))
 """The shape and the elements of stand-ins; the file must be the same for each stand-in."""
-ENGINE = Eager(defers=False, keeps=False)
+ENGINE = Eager(fuses=False, keeps=False)
 
 
 class WrittenStep:

@@ -9,6 +9,7 @@ from torchzero_clip.core.norms.measures import (
     finish,
     halves,
     in_two,
+    known_divisor,
     measure,
     merge,
 )
@@ -16,7 +17,7 @@ from torchzero_clip.core.norms.numeric import eps_of, finite, is_one_operator, n
 from torchzero_clip.core.norms.percentile import percentile, percentiles, percentiles_of_ranks
 from torchzero_clip.core.norms.products import entrywise, products
 from torchzero_clip.core.norms.slices import OfRows, SliceRows, statistics_of_slices
-from torchzero_clip.core.norms.whole import largest, statistics
+from torchzero_clip.core.norms.whole import joint_norm, largest, statistics
 
 __all__ = [
     "NAMED",
@@ -33,6 +34,8 @@ __all__ = [
     "halves",
     "in_two",
     "is_one_operator",
+    "joint_norm",
+    "known_divisor",
     "largest",
     "measure",
     "merge",

@@ -100,6 +100,34 @@ def finish(stats: Tensor, count: Tensor | None, m: Measure) -> Tensor:
     return root if m.root else root.square()
 
 
+def known_divisor(norm: Tensor, limit: float, sets: bool, degree: int) -> Tensor | None:
+    """Return what a single unit on CPU is divided by for its norm to meet a limit.
+
+    This is faster than the same with vectors. None if there are several units, or if the norm
+    cannot be read.
+
+    Args:
+        norm: The norm.
+        limit: The norm that the unit may have.
+        sets: Whether a smaller norm is scaled up to the limit.
+        degree: The power of a factor of the unit with which its norm grows.
+    """
+    if not readable(norm) or norm.numel() != 1:
+        return None
+    limit = float(limit)
+    size = norm.item()
+    ratio = 1.0
+    stays = limit == math.inf or (size == 0 if sets else size <= limit)
+    if not stays:
+        if limit:
+            ratio = size / limit
+        else:
+            ratio = math.inf if size > 0 else math.nan
+        if degree == 2:
+            ratio = math.sqrt(ratio)
+    return torch.full((1,), ratio, dtype=norm.dtype, device=norm.device)
+
+
 Divisions: TypeAlias = "Iterable[tuple[str, Any]]"
 """Factors and divisors of tensors, one after another: pairs of "mul" or "div" and the operand."""
 

@@ -49,6 +49,8 @@ class Compiled(Runner):
         links: The chain that the optimizer runs.
     """
 
+    fuses = False
+
     def __init__(self, links: Sequence[Link]) -> None:
         super().__init__()
         self.links = links
@@ -272,6 +274,9 @@ class CompiledSession:
     def branch(self) -> CompiledSession:
         # both updates may record on one tape: spare memory is reused only after its last list
         return self
+
+    def finish(self, u: TensorList, ending: engine.Ending) -> bool:
+        return False
 
     def subtract(self, u: TensorList) -> None:
         u = self.adopt(u)

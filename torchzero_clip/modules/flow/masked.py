@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Transform, prepare, run
+from torchzero_clip.core.traits import Routing
 from torchzero_clip.core.transform import dropping
 from torchzero_clip.modules.flow.choice import split
 
 
-class Masked(Transform):
+class Masked(Transform, Routing):
     """Masked applies a rule to the parameters that a function chooses.
 
     Use it, for example, for weight decay on matrices only.

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from torchzero_clip.core import Bucket, Transform, send
 from torchzero_clip.core.names import by_name, check_patterns
+from torchzero_clip.core.traits import Routing
 from torchzero_clip.modules.flow.choice import split
 from torchzero_clip.modules.flow.masked import check_outer
 
 
-class Partition(Transform):
+class Partition(Transform, Routing):
     """Partition applies a different rule to each kind of parameter.
 
     Use it, for example, for Muon on matrices and Adam on all other parameters.
@@ -43,6 +44,7 @@ class Partition(Transform):
     labels: Callable[[str, Tensor], str] | Mapping[str, str]
 
     inner = "branches"
+    one_way = False
     reach = "tensor"
     pure = True
     asks = ("labels",)

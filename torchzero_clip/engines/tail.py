@@ -1,0 +1,298 @@
+"""The tail of a chain, in one pass over memory: a fused optimizer of torch, or a subtraction.
+
+A fused optimizer takes updates as they are, in the dtype of its state. Updates that must be divided
+or widened first are divided or widened a piece at a time, so that a piece is still in the cache
+when the optimizer reads it, and takes little memory.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core import norms, small_tensors
+from torchzero_clip.core.engine import Ending, FusedKernel
+from torchzero_clip.core.foreach import copy_into
+from torchzero_clip.core.skip import Skip
+from torchzero_clip.core.state import HALF, state_dtype
+from torchzero_clip.core.tensor_kinds import DTYPE, SHAPE, all_plain, storages
+from torchzero_clip.core.tensorlist import TensorList
+from torchzero_clip.core.torch_private import foreach, is_fused
+from torchzero_clip.engines import pieces
+from torchzero_clip.engines.kept import BATCH, Wide
+from torchzero_clip.engines.pieces import Piece
+
+LARGEST = 4 * pieces.PIECE
+"""The elements of a piece on an accelerator, where a call costs more than its memory."""
+NO_FUSED_END = "no fused optimizer is at the end"
+
+
+class Tensors(Protocol):
+    """The tensors of a session."""
+
+    stored: list[Tensor]
+    """The parameters as they are stored."""
+    wide: Wide | None
+    """The parameters in float32, if they are stored in fewer bits."""
+    skip: Skip
+
+    def guard(self, why: str, tensors: Sequence[Tensor]) -> None:
+        """Make sure that these tensors stay as they are if the step is skipped."""
+
+    def divide_grads(self, ratio: Tensor) -> None:
+        """Divide the gradients in place."""
+
+
+def finish(session: Tensors, u: TensorList, ending: Ending) -> bool:
+    """Do the tail of a chain for the parameters of a session.
+
+    Returns:
+        Whether that was possible. If not, nothing was written, and the links must run one by one.
+    """
+    wide = session.wide
+    if wide is not None and wide.form.whole:
+        return False
+    if ending.kernel is None:
+        return _subtract_scaled(session, u.tensors, ending)
+    if not _takes(ending.kernel, session.stored, u.tensors, ending, wide):
+        return False
+    _run_kernel(session, u, ending, ending.kernel)
+    return True
+
+
+def subtract_(params: list[Tensor], values: Sequence[Tensor], a: float, b: float = 0.0) -> None:
+    """Compute w ← (1 - b) w - a u."""
+    if b:
+        foreach("mul_", params, 1 - b)
+    rest, divisor = norms.halves(a, params[0].dtype)
+    if divisor != 1:
+        values = foreach("div", [u.to(params[0].dtype) for u in values], divisor)
+    if params[0].dtype == values[0].dtype:
+        foreach("sub_", params, list(values), alpha=rest)
+        return
+    wide = small_tensors.copies(params, values[0].dtype)  # torch's fast route takes one dtype
+    foreach("sub_", wide, list(values), alpha=rest)
+    copy_into(params, wide)
+
+
+def times(u: TensorList, factor: float) -> TensorList:
+    """Multiply a list by a number that may be too large or too small for its dtype."""
+    rest, divisor = norms.halves(factor, u.dtype)
+    u = u.mul_(rest)
+    return u if divisor == 1 else u.div_(divisor)
+
+
+# ---------------------------------------------------------------------- no fused optimizer
+
+
+def _subtract_scaled(session: Tensors, values: list[Tensor], ending: Ending) -> bool:
+    """Compute w ← (1 - b) w - a u, where u is the list divided by the ratio."""
+    params, wide, a, b = session.stored, session.wide, ending.rate, ending.decay
+    if isinstance(a, Tensor) or (b and overlap(params, values)):
+        return False
+    dtype = state_dtype(params[0])
+    factor, ratio = _factor(ending.ratio, dtype)
+    beside = [] if wide is None else wide.form.beside
+    session.guard(NO_FUSED_END, [*params, *beside])
+    a = a * factor
+    if ratio is None and wide is None and values[0].dtype == params[0].dtype:
+        subtract_(params, values, a, b)
+        return True
+    for piece in _pieces(params, values, wide):
+        some = piece.of(values)
+        if ratio is not None:
+            some = foreach("div", _converted(some, dtype), ratio)
+        if wide is None:
+            subtract_(piece.of(params), some, a, b)
+        else:
+            wide.move(piece, some, a, b)
+        del some  # the next piece is made in its memory
+    return True
+
+
+def overlap(params: Sequence[Tensor], values: Sequence[Tensor]) -> bool:
+    """Return whether the values to subtract are in the memory of the parameters."""
+    return all_plain(params) and not storages(params).isdisjoint(storages(values))
+
+
+# ---------------------------------------------------------------------- a fused optimizer
+
+
+def _takes(
+    kernel: FusedKernel,
+    params: list[Tensor],
+    grads: list[Tensor],
+    ending: Ending,
+    wide: Wide | None,
+) -> bool:
+    """Return whether the fused optimizer can be given these tensors: it trusts their layout.
+
+    This is checked in every step, since tensors may be replaced between two steps.
+    """
+    if kernel.function is None or params[0].device.type not in kernel.devices:
+        return False
+    dtype = state_dtype(params[0])
+    if dtype not in (torch.float32, torch.float64):
+        return False
+    moving = [*params, *grads]
+    if not {dtype, *HALF}.issuperset(map(DTYPE, moving)):
+        return False
+    shapes = list(map(SHAPE, params))
+    alike = [grads]
+    tensors = moving
+    for name in kernel.state:
+        row = ending.state.get(name)
+        if row is None:
+            continue
+        kept = name in ending.forms
+        if not {torch.bfloat16 if kept else dtype}.issuperset(map(DTYPE, row)):
+            return False
+        if len(row) != len(params):
+            return False
+        if name not in kernel.numbers:
+            alike.append(row)
+        tensors = tensors + row
+    if not (all_plain(tensors) and all(map(Tensor.is_contiguous, tensors))):
+        return False
+    for row in alike:
+        if len(row) != len(shapes) or not all(map(operator.eq, map(SHAPE, row), shapes)):
+            return False
+    if wide is not None and not wide.cut:
+        return False
+    return all([Wide(ending.state[name], form).cut for name, form in ending.forms.items()])
+
+
+def _run_kernel(session: Tensors, u: TensorList, ending: Ending, kernel: FusedKernel) -> None:
+    """Have the fused optimizer do w ← (1 - b) w - a · update, a piece at a time if it must."""
+    params, wide, skip = session.stored, session.wide, session.skip
+    dtype = state_dtype(params[0])
+    kept = {name: Wide(ending.state[name], form) for name, form in ending.forms.items()}
+    narrow = wide is None and params[0].dtype != dtype
+    converts = narrow or wide is not None or bool(kept)
+    a, b = ending.rate, ending.decay
+    decays = bool(kernel.decays and b and a != 0)
+    function, options = _function(kernel)
+    options["lr"] = a
+    options["weight_decay"] = b / a if decays else 0.0
+    shrink: Any = 1 - b if b and not decays else None
+
+    ratio = ending.ratio
+    grads = u.tensors
+    if ending.writes_grads and ratio is not None:
+        if not converts and _divides_gradients(kernel, dtype, grads, ratio):
+            options["grad_scale"] = ratio.to(grads[0].device, dtype).reshape(())
+        else:
+            session.divide_grads(ratio)
+        ratio = None
+    if skip:
+        for row in ending.state.values():
+            if not row[0].dim():
+                skip.hold(row)
+        flag = skip.on(params[0].device)
+        options["found_inf"] = flag.to(torch.float32)
+        if shrink is not None:
+            shrink = torch.where(flag, torch.ones_like(flag, dtype=dtype), shrink)
+    kernel.advance({name: TensorList(row, owned=True) for name, row in ending.state.items()})
+
+    factor, ratio = _factor(ratio, dtype)
+    damps = is_fused(kernel.function, "sgd") and not (
+        options.get("dampening") or options.get("nesterov")
+    )
+    in_float32 = not converts or (wide is not None and wide.form.wide and not kept)
+    if damps and in_float32 and dtype == torch.float32 and 1e-6 < factor < 1:
+        options["dampening"] = 1 - factor  # the optimizer multiplies by the factor itself
+        factor = 1.0
+    as_they_are = factor == 1 and ratio is None and grads[0].dtype == dtype and not converts
+    whole = Piece(0, len(params))
+    for piece in [whole] if as_they_are else _pieces(params, grads, wide):
+        changes = _converted(piece.of(grads), dtype)
+        if ratio is not None:
+            changes = foreach("div", changes, ratio)
+        elif factor != 1:
+            changes = _multiplied(changes, factor)
+        stored = piece.of(params)
+        weights = stored
+        if wide is not None:
+            weights = wide.wide(piece)
+        elif narrow:
+            weights = small_tensors.copies(stored, dtype)
+        if shrink is not None:
+            if "grad_scale" not in options and overlap(weights, changes):
+                changes = [change.clone() for change in changes]
+            foreach("mul_", weights, shrink)
+        lists = []
+        for name in kernel.state:
+            if name in kept:
+                lists.append(kept[name].wide(piece))
+            else:
+                lists.append(piece.of(ending.state.get(name, ())))
+        function(weights, changes, *lists, **options)
+        if wide is not None:
+            wide.put(piece, weights)
+        elif narrow:
+            foreach("copy_", stored, weights)
+        for name, values in zip(kernel.state, lists, strict=True) if kept else ():
+            if name in kept:
+                kept[name].put(piece, values)
+        del weights, changes, lists  # the next piece is made in their memory
+
+
+def _function(kernel: FusedKernel) -> tuple[Any, dict[str, Any]]:
+    """Return the function of a kernel, and the options that it is called with."""
+    function = kernel.function
+    if isinstance(function, partial):
+        return function.func, dict(function.keywords)
+    return function, {}
+
+
+def _divides_gradients(
+    kernel: FusedKernel, dtype: torch.dtype, grads: Sequence[Tensor], ratio: Tensor
+) -> bool:
+    """Return whether a kernel can divide gradients by the ratio, and write the quotients."""
+    if dtype != torch.float32 or grads[0].dtype != dtype:
+        return False
+    if norms.readable(ratio) and not 1e-30 < ratio.item() < 1e30:
+        return False
+    return is_fused(kernel.function, "adamw") or is_fused(kernel.function, "sgd")
+
+
+# ---------------------------------------------------------------------- what both need
+
+
+def _pieces(params: list[Tensor], values: list[Tensor], wide: Wide | None) -> Iterator[Piece]:
+    """Return the pieces in which tensors are divided and converted."""
+    cuts = all(map(Tensor.is_contiguous, [*params, *values])) and (wide is None or wide.cut)
+    if params[0].device.type in small_tensors.HOSTS:
+        return pieces.pieces(params, cuts, BATCH, grows=False)
+    return pieces.pieces(params, cuts, LARGEST)
+
+
+def _factor(ratio: Tensor | None, dtype: torch.dtype) -> tuple[float, Tensor | None]:
+    """Return what to multiply by, or what to divide by if its value stays on the device."""
+    if ratio is None:
+        return 1.0, None
+    if norms.readable(ratio):
+        return norms.factor_of(ratio, dtype), None
+    return 1.0, ratio.to(dtype).reshape(())
+
+
+def _converted(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return tensors in a dtype; those that have it already are not copied."""
+    if tensors[0].dtype == dtype:
+        return tensors
+    return small_tensors.copies(tensors, dtype)
+
+
+def _multiplied(tensors: list[Tensor], factor: float) -> list[Tensor]:
+    """Return new tensors: these times a number of any size."""
+    size, divisor = norms.halves(factor, tensors[0].dtype)
+    number = torch.full((), size, dtype=tensors[0].dtype, device=tensors[0].device)
+    made: list[Tensor] = foreach("mul", tensors, number)
+    if divisor != 1:
+        foreach("div_", made, divisor)
+    return made
