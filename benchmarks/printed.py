@@ -6,9 +6,10 @@
     python -m benchmarks.printed all              # measures each table that needs nothing else
 
 A table is stored in `results/printed/NAME.txt` as its command printed it, with the lines of
-`benchmarks/circumstances.py` at its end. `{NAME}` in `results/page.md` is its place. The rest of
-that page is written by hand. Afterwards `python scripts/refresh.py` writes the numbers of README.md
-that come from these tables. The machine should do nothing else while tables are measured.
+`benchmarks/circumstances.py` at its end. In `results/page.md`, `{NAME}` is the place of the table,
+and `{ratio: NAME; RACE}` is the place of one ratio. The rest of that page is written by hand.
+Afterwards `python scripts/refresh.py` writes the numbers of README.md that come from these tables.
+The machine should do nothing else while tables are measured.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from benchmarks.circumstances import MARK, Watch
 HERE = Path(__file__).parent
 PRINTED = HERE / "results" / "printed"
 PLACE = re.compile(r"^\{(\w+)\}$", re.MULTILINE)
+RATIO = re.compile(r"\{ratio: (\w+); ([^}]+)\}")
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,9 @@ ALL = "all"
 
 def page() -> str:
     """Return the text of RESULTS.md."""
-    return PLACE.sub(lambda found: table(found[1]), (HERE / "results" / "page.md").read_text())
+    text = (HERE / "results" / "page.md").read_text()
+    text = RATIO.sub(lambda found: f"{ratios(found[1], [found[2]])[0]:.2f}", text)
+    return PLACE.sub(lambda found: table(found[1]), text)
 
 
 def table(name: str) -> str:
