@@ -174,11 +174,12 @@ def _shared(spans: Spans) -> bool:
 
 def _inside(spans: Spans, params: Sequence[Tensor]) -> list[int]:
     """Return the indices of gradients that overlap with a parameter in memory."""
-    rows = sorted(zip(*_spans(params), strict=True))
-    starts = list(map(operator.itemgetter(0), rows))
-    ends = list(itertools.accumulate([end for _, end in rows], max, initial=0))
-    pairs = enumerate(zip(*spans, strict=True))
-    return [i for i, (start, end) in pairs if start < ends[bisect_left(starts, end)]]
+    param_spans = sorted(zip(*_spans(params), strict=True))
+    starts = [start for start, _ in param_spans]
+    # ends[k] is the largest end of the first k parameters
+    ends = list(itertools.accumulate([end for _, end in param_spans], max, initial=0))
+    grad_spans = enumerate(zip(*spans, strict=True))
+    return [i for i, (start, end) in grad_spans if start < ends[bisect_left(starts, end)]]
 
 
 def _spans(tensors: Sequence[Tensor]) -> Spans:

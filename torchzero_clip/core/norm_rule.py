@@ -67,9 +67,12 @@ class NormRule(Transform):
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
         """Return the largest norm that each unit may have in this step.
 
+        Infinity means that the unit is not clipped.
+
         Args:
             norm: The norm of each unit.
-            state: The state of the units before this step, as vectors by name.
+            state: The state of the units, as vectors by name. It contains only values from earlier
+                steps.
             group: The hyperparameters of the group.
         """
         raise NotImplementedError(f"{type(self).__name__} has no limit")

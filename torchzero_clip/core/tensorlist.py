@@ -49,7 +49,7 @@ def _both(name: str, says: str) -> tuple[Unary, Unary]:
     """Return the methods of an operator without operands: one for a new list, one in place.
 
     Args:
-        name: The name of the operator in torch, which is the name of the method as well.
+        name: The name of the operator in torch, which is also the name of the method.
         says: The result, for the docstrings.
     """
 
@@ -309,7 +309,7 @@ class TensorList:
         return True
 
     def _fill(self, operator: Callable[..., Any], operands: Sequence[Any]) -> bool:
-        """Run an operator with a call per tensor that writes the workspace, for large tensors.
+        """Run an operator that writes the workspace, with a call per tensor, if tensors are large.
 
         Returns:
             Whether the operator has run.

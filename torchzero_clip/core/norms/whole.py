@@ -89,12 +89,12 @@ def _joint_norms(tensors: list[Tensor], p: float) -> Tensor:
     if p in ORDERS_IN_ONE_CALL or tensors[0].is_cpu:
         return torch.stack(foreach("norm", tensors, p, dtype=dtype))
     norm = torch.linalg.vector_norm
-    rows = in_stacks(
+    norms = in_stacks(
         tensors,
         lambda x: norm(x.flatten(1), p, dim=1, dtype=dtype),
         lambda t: norm(t, p, dtype=dtype),
     )
-    return torch.stack(rows)
+    return torch.stack(norms)
 
 
 def _long_powers(tensors: list[Tensor], p: float) -> Tensor:
@@ -202,8 +202,8 @@ def _sums(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
 
 def _separate_sums(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
     """Return the sum of each real tensor, without copies into scratch memory."""
-    rows = in_stacks(tensors, lambda x: x.flatten(1).sum(1, dtype=dtype), lambda t: _sum(t, dtype))
-    return torch.stack(rows)
+    sums = in_stacks(tensors, lambda x: x.flatten(1).sum(1, dtype=dtype), lambda t: _sum(t, dtype))
+    return torch.stack(sums)
 
 
 def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -236,12 +236,12 @@ def _spread(tensors: list[Tensor], most: int = 0) -> Tensor:
     columns: dict[int, Tensor] = {}
     if small:
         small_tensors = [tensors[i] for i in small]
-        rows = in_stacks(
+        pairs = in_stacks(
             small_tensors,
             lambda x: _var_mean(x.flatten(1), dtype, 1),
             lambda t: _var_mean(t, dtype),
         )
-        var, mean = torch.stack(rows).unbind(1)
+        var, mean = torch.stack(pairs).unbind(1)
         m2 = var * numbers([t.numel() for t in small_tensors], var)
         of_small = torch.stack([mean, torch.zeros_like(mean), m2.sqrt()])
         if len(small) == len(tensors):
