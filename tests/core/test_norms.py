@@ -527,7 +527,7 @@ def test_a_norm_has_the_same_bits_whatever_is_measured_beside_it(order, dtype):
 @at_once("shapes", [[(64, 64)], [(64,)], [(3, 50), (64, 64), (), (65, 64)]])
 def test_more_short_tensors_than_are_copied_at_a_time(order, shapes, monkeypatch):
     """Each batch lies in the memory of the one before, which must be measured by then."""
-    monkeypatch.setattr(short_tensors, "ROOM", 2**14)
+    monkeypatch.setattr(short_tensors, "SCRATCH_SIZE", 2**14)
     monkeypatch.setattr(short_tensors, "PACKINGS", short_tensors.Packings())
     tensors = [random(shapes[i % len(shapes)], seed=i) * (1 + i) for i in range(300)]
     m = norms.measure(order)

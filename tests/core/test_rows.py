@@ -7,8 +7,8 @@ import torch
 from torchzero_clip.core.norms.short_tensors import (
     LINF,
     POWERS,
-    ROOM,
     ROW,
+    SCRATCH_SIZE,
     SHORT,
     SUM,
     reduced,
@@ -51,7 +51,7 @@ def test_a_number_has_the_same_bits_whatever_stands_beside_it() -> None:
 
 
 def test_more_than_scratch_holds_goes_in_batches() -> None:
-    many = [torch.full((SHORT,), float(i)) for i in range(2 * ROOM // SHORT + 1)]
+    many = [torch.full((SHORT,), float(i)) for i in range(2 * SCRATCH_SIZE // SHORT + 1)]
     found = reduced(many, SUM, long("sum"))  # type: ignore[arg-type]
     assert found.tolist() == [float(i * SHORT) for i in range(len(many))]
 

@@ -1,4 +1,7 @@
-"""Cohort: the parameters of a bucket, their shapes, layouts and names, kept from step to step."""
+"""Cohorts: the parameters of a bucket with their shapes, layouts and names.
+
+Cohorts are kept from step to step, as long as the parameters stay the same.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +18,31 @@ from torchzero_clip.core.stacks import batches
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.tensor_kinds import DEVICE, DTYPE, LAYOUT, SHAPE, all_plain, same_shapes
 
-MOST = 64  # values that a roster keeps
+VALUES_KEPT = 64
+"""The largest number of values that a roster keeps."""
 Grads: TypeAlias = "Sequence[Any] | dict[int, Any]"
-"""The gradients of a group by the places of their parameters."""
+"""The gradients of a group, by the places of their parameters."""
 StateNames: TypeAlias = "tuple[dict[str, bool], list[int]]"
-"""Names of state, with a flag where it has the shape of its parameter, and whose they are."""
+"""The state names of some parameters, and the indices of these parameters in their cohort.
+
+Each name has a flag: whether the state has the shape of its parameter.
+"""
 TAG = "grad_norm_group"
-"""An attribute of parameters, as Megatron-LM sets it, that counts as a `norm_group` of its own."""
+"""An attribute that Megatron-LM sets on parameters. It counts as a `norm_group`."""
 
 
 class Cohort:
-    """Parameters of one group that share a device and a dtype, and whose gradients share one.
+    """Parameters of one group that share a device, a dtype and the dtype of their gradients.
 
     Args:
-        index: The group.
-        places: Where each parameter stands in its group.
+        index: The index of the group.
+        places: The place of each parameter in its group.
         names: The name of each parameter, or None.
-        params: The parameters as the optimizer holds them, whole or sharded.
+        params: The parameters as the optimizer stores them, whole or sharded.
         grad_dtype: The dtype of their gradients.
-        clips: What their group says under "clip": whether norm rules look at them.
-        norm_group: The name of those with which they share one norm, where it is not all.
+        clips: The value of "clip" in their group: whether norm rules apply to them.
+        norm_group: The name of the parameters that share one norm with these. None for all
+            parameters without a norm group.
     """
 
     def __init__(
@@ -47,25 +55,33 @@ class Cohort:
         clips: bool = True,
         norm_group: str | None = None,
     ) -> None:
-        self.clips, self.norm_group = clips, norm_group
-        self.index, self.places, self.names = index, list(places), list(names)
-        self.originals, self.plain = list(params), all_plain(params)
+        self.clips = clips
+        self.norm_group = norm_group
+        self.index = index
+        self.places = list(places)
+        self.names = list(names)
+        self.originals = list(params)
+        self.plain = all_plain(params)
         self.layouts: list[Layout | None] = list(map(layout_of, params))
-        self.sharded, self._placed = any(self.layouts), list(map(placements, params))
-        rows = zip(params, self.layouts, strict=True)
-        self._known = self.plain or all([layout or all_plain([p]) for p, layout in rows])
-        self.device, self.dtype, self.grad_dtype = params[0].device, params[0].dtype, grad_dtype
+        self.sharded = any(self.layouts)
+        self._placements = list(map(placements, params))
+        # a parameter of an unknown subclass of Tensor may change in a way that `same` cannot see
+        pairs = zip(params, self.layouts, strict=True)
+        self._comparable = self.plain or all([layout or all_plain([p]) for p, layout in pairs])
+        self.device = params[0].device
+        self.dtype = params[0].dtype
+        self.grad_dtype = grad_dtype
         self.state_dtype = state_dtype(params[0])
         self.shapes = [p.shape for p in params]
-        self.sizes = [p.numel() for p in params]  # entries on other ranks count
+        self.sizes = [p.numel() for p in params]  # with the elements on other ranks
         self.key = (index, self.device, self.dtype)
-        self.checked: set[str] = set()  # the state that is known to have these shapes
+        self.checked: set[str] = set()  # the keys of state that is known to have these shapes
         self._kinds: dict[str, list[StateNames]] = {}
         self._keys: dict[tuple[int, ...], Tensor] = {}
         self._elements: Elements | None = None
 
     def keys(self, *numbers: int) -> Tensor:
-        """A whole number for each parameter, a hash of its place and of some numbers."""
+        """Return an integer for each parameter: a hash of its place and of the given numbers."""
         if numbers not in self._keys:
             self._keys[numbers] = keys_of(self.places, (self.index, *numbers), self.device)
         return self._keys[numbers]
@@ -79,18 +95,20 @@ class Cohort:
 
     @property
     def vectors(self) -> list[Tensor]:
-        """The numbers of each parameter that are kept from step to step, and never change."""
+        """The tensors that this cohort keeps from step to step, and never changes."""
         starts = [self._elements.starts] if self._elements else []
         return [*self._keys.values(), *starts]
 
     def same(self, group: Mapping[str, Any], grads: Grads) -> bool:
-        """Whether the group has the same parameters here, in the form and kind that they had."""
-        named = group.get("param_names") or [None] * len(group["params"])
-        params, grads, names = map(self.of, (group["params"], grads, named))
+        """Return whether the group still has these parameters, with the same shapes and dtypes."""
+        params = self.of(group["params"])
+        grads = self.of(grads)
+        names = self.of(group.get("param_names") or [None] * len(group["params"]))
+        # every step asks this, so each comparison is a map over C functions
         return (
-            self._known
+            self._comparable
             and self.names == names
-            and (self.plain or self._placed == list(map(placements, params)))
+            and (self.plain or self._placements == list(map(placements, params)))
             and all(map(operator.is_, params, self.originals))
             and all(map(operator.eq, map(SHAPE, params), self.shapes))
             and all(map(operator.eq, map(SHAPE, grads), self.shapes))
@@ -101,12 +119,12 @@ class Cohort:
         )
 
     def check_shapes(self, key: str, row: Sequence[Tensor], group: Mapping[str, Any]) -> None:
-        """Raise before memory is touched where a parameter has another shape than its state."""
+        """Raise an error if a parameter has another shape than its state, before memory is used."""
         if same_shapes(row, self.originals):
-            self.checked.add(key)  # until the shape of a parameter changes
+            self.checked.add(key)  # if the shape of a parameter changes, there is a new cohort
             return
-        rows = zip(self.places, self.originals, row, strict=True)
-        place, p, t = next(one for one in rows if one[1].shape != one[2].shape)
+        triples = zip(self.places, self.originals, row, strict=True)
+        place, p, t = next((place, p, t) for place, p, t in triples if p.shape != t.shape)
         raise ValueError(
             f"{label(self.index, group, place)} has shape {tuple(p.shape)} now, and state "
             f"{key!r} of shape {tuple(t.shape)}: when you change the shape of a parameter, "
@@ -114,115 +132,143 @@ class Cohort:
         )
 
     def kinds(self, link: str, names: Callable[[Tensor], dict[str, bool]]) -> list[StateNames]:
-        """What `names` gives for parameters at this link, and the parameters for which it does."""
+        """Return the state names of the parameters at a link, with the indices of the parameters.
+
+        Parameters that have the same state names share one item of the result.
+        """
         if link not in self._kinds:
-            each = list(map(names, self.originals))
-            kinds = [frozenset(mine.items()) for mine in each]
-            self._kinds[link] = [(each[some[0]], some) for some in batches(kinds)]
+            state_names = list(map(names, self.originals))
+            kinds = [frozenset(flags.items()) for flags in state_names]
+            self._kinds[link] = [(state_names[batch[0]], batch) for batch in batches(kinds)]
         return self._kinds[link]
 
     def select(self, where: Sequence[int]) -> Cohort:
-        """The cohort of some of the parameters."""
-        places, names = [self.places[i] for i in where], [self.names[i] for i in where]
-        params = [self.originals[i] for i in where]
-        kind = self.grad_dtype, self.clips, self.norm_group
-        return Cohort(self.index, places, names, params, *kind)
+        """Return a cohort of the parameters with these indices."""
+        return Cohort(
+            self.index,
+            [self.places[i] for i in where],
+            [self.names[i] for i in where],
+            [self.originals[i] for i in where],
+            self.grad_dtype,
+            self.clips,
+            self.norm_group,
+        )
 
     def of(self, row: Grads) -> Sequence[Any]:
-        """Of the values for every parameter of the group those of these."""
+        """Return the values of these parameters, out of a value for each parameter of the group."""
         if isinstance(row, dict) or len(row) != len(self.places):
             return [row[i] for i in self.places]
         return row
 
 
 class Roster:
-    """The cohorts of the groups, and values made of them once, while the parameters stay.
+    """The cohorts of all groups, and values that are computed once from cohorts.
+
+    Both are kept as long as the parameters stay the same.
 
     Args:
         reads_tags: Whether a parameter's `grad_norm_group` gives it a norm group. Functions that
-            clip as torch does read no tags, because torch takes one norm of all gradients.
+            clip as torch does read no tags, because torch computes one norm of all gradients.
     """
 
     def __init__(self, reads_tags: bool = True) -> None:
         self._reads_tags = reads_tags
         self._known: dict[int, tuple[Any, list[Cohort]]] = {}
-        self._made: dict[Hashable, Any] = {}
+        self._values: dict[Hashable, Any] = {}
 
     def of(
-        self, groups: Sequence[Mapping[str, Any]], given: Sequence[Grads]
+        self, groups: Sequence[Mapping[str, Any]], grads_of_groups: Sequence[Grads]
     ) -> list[tuple[Cohort, Sequence[Any]]]:
-        """The parameters that have a gradient, in cohorts of a group, and their gradients."""
+        """Return the cohorts of all parameters that have a gradient, with their gradients."""
         if len(self._known) > len(groups):
             self._known = {g: known for g, known in self._known.items() if g < len(groups)}
-            self._made.clear()
+            self._values.clear()
         return [
             (cohort, cohort.of(grads))
-            for index, (group, grads) in enumerate(zip(groups, given, strict=True))
+            for index, (group, grads) in enumerate(zip(groups, grads_of_groups, strict=True))
             for cohort in self.cohorts(index, group, grads)
         ]
 
     def cohorts(self, index: int, group: Mapping[str, Any], grads: Grads) -> list[Cohort]:
-        """The cohorts of a group's parameters that have a gradient."""
-        rows = grads.items() if isinstance(grads, dict) else enumerate(grads)
-        where = [i for i, grad in rows if grad is not None]
+        """Return the cohorts of the parameters of a group that have a gradient."""
+        by_place = grads.items() if isinstance(grads, dict) else enumerate(grads)
+        places = [i for i, grad in by_place if grad is not None]
         tags = [getattr(p, TAG, None) for p in group["params"]] if self._reads_tags else None
-        asked = where, group.get("clip"), group.get("norm_group"), tags
-        if torch.compiler.is_compiling():
-            return _divided(index, group, grads, where, tags)
-        known, cohorts = self._known.get(index, (None, []))
-        if known != asked or not all([cohort.same(group, grads) for cohort in cohorts]):
-            cohorts = _divided(index, group, grads, where, tags)
-            self._known[index] = asked, cohorts
-            self._made.clear()
+        if torch.compiler.is_compiling():  # the cohorts are constants of the graph
+            return _divided(index, group, grads, places, tags)
+        key = (places, group.get("clip"), group.get("norm_group"), tags)
+        known_key, cohorts = self._known.get(index, (None, []))
+        if known_key != key or not all([cohort.same(group, grads) for cohort in cohorts]):
+            cohorts = _divided(index, group, grads, places, tags)
+            self._known[index] = key, cohorts
+            self._values.clear()
         return cohorts
 
     @property
     def vectors(self) -> list[Tensor]:
-        """What cohorts and divisions hold from step to step, and nobody writes."""
+        """The tensors that cohorts and divisions keep from step to step, and never change."""
         cohorts = [cohort for _, cohorts in self._known.values() for cohort in cohorts]
-        every = [*cohorts, *self._made.values()]
-        return [t for x in every for t in getattr(x, "vectors", ())]
+        keepers = [*cohorts, *self._values.values()]
+        return [t for keeper in keepers for t in getattr(keeper, "vectors", ())]
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The value that was made under this key, which names the cohorts that it is of."""
-        if torch.compiler.is_compiling():  # its graph holds for all steps
+        """Return the value of a key, and call `make` for it the first time.
+
+        The key contains the cohorts from which the value is computed.
+        """
+        if torch.compiler.is_compiling():  # the value is a constant of the graph
             return make()
-        if key not in self._made:
-            if len(self._made) >= MOST:
-                self._made.clear()
-            self._made[key] = make()
-        return self._made[key]
+        if key not in self._values:
+            if len(self._values) >= VALUES_KEPT:
+                self._values.clear()
+            self._values[key] = make()
+        return self._values[key]
 
 
 def _divided(
     index: int,
     group: Mapping[str, Any],
     grads: Grads,
-    where: Sequence[int],
+    with_grad: Sequence[int],
     tags: Sequence[str | None] | None,
 ) -> list[Cohort]:
-    """The parameters that have a gradient, by their device, the dtypes and the norm they share.
+    """Divide the parameters of a group into cohorts by device, dtypes and norm group.
 
-    `tags` are the norm groups that the parameters name themselves, unless nobody reads them.
+    Args:
+        index: The index of the group.
+        group: The group.
+        grads: The gradients.
+        with_grad: The places of the parameters that have a gradient.
+        tags: The norm groups that are set on the parameters, or None if tags are not read.
     """
     params = group["params"]
     names = group.get("param_names") or [None] * len(params)
-    _check_grads(index, group, grads, where)
-    clips, joint = group.get("clip", True), group.get("norm_group")
-    named = [joint] * len(params) if tags is None else [tag or joint for tag in tags]
-    kinds = [(params[i].device, params[i].dtype, grads[i].dtype, named[i]) for i in where]
+    _check_grads(index, group, grads, with_grad)
+    own = group.get("norm_group")
+    norm_groups = [own] * len(params) if tags is None else [tag or own for tag in tags]
+    kinds = [(params[i].device, params[i].dtype, grads[i].dtype, norm_groups[i]) for i in with_grad]
     cohorts = []
-    for some in batches(kinds):
-        places, (*_, dtype, norm_group) = [where[k] for k in some], kinds[some[0]]
-        rows = [names[i] for i in places], [params[i] for i in places]
-        cohorts.append(Cohort(index, places, *rows, dtype, clips, norm_group))
+    for batch in batches(kinds):
+        places = [with_grad[k] for k in batch]
+        cohort = Cohort(
+            index,
+            places,
+            [names[i] for i in places],
+            [params[i] for i in places],
+            grads[places[0]].dtype,
+            group.get("clip", True),
+            norm_groups[places[0]],
+        )
+        cohorts.append(cohort)
     return cohorts
 
 
-def _check_grads(index: int, group: Mapping[str, Any], grads: Grads, where: Sequence[int]) -> None:
-    """Raise a sentence for a sparse gradient, or one of another shape than its parameter."""
+def _check_grads(
+    index: int, group: Mapping[str, Any], grads: Grads, with_grad: Sequence[int]
+) -> None:
+    """Raise an error if a gradient is sparse, or has another shape than its parameter."""
     params = group["params"]
-    sparse = [i for i in where if grads[i].layout is not torch.strided]
+    sparse = [i for i in with_grad if grads[i].layout is not torch.strided]
     if sparse:
         i = sparse[0]
         raise TypeError(
@@ -230,8 +276,8 @@ def _check_grads(index: int, group: Mapping[str, Any], grads: Grads, where: Sequ
             f"{label(index, group, i)}: make the layer with sparse=False, or give it an optimizer "
             "of its own without transforms, such as torch.optim.SparseAdam"
         )
-    if not same_shapes([grads[i] for i in where], [params[i] for i in where]):
-        i = next(i for i in where if grads[i].shape != params[i].shape)
+    if not same_shapes([grads[i] for i in with_grad], [params[i] for i in with_grad]):
+        i = next(i for i in with_grad if grads[i].shape != params[i].shape)
         raise ValueError(
             f"{label(index, group, i)}: got a gradient of shape {tuple(grads[i].shape)} for a "
             f"parameter of {tuple(params[i].shape)}: set the gradient to None when you change the "
@@ -240,7 +286,7 @@ def _check_grads(index: int, group: Mapping[str, Any], grads: Grads, where: Sequ
 
 
 def label(index: int, group: Mapping[str, Any], place: int) -> str:
-    """The name of a parameter in errors."""
+    """Return the name of a parameter in errors."""
     names = group.get("param_names")
     name = f" ({names[place]})" if names else ""
     return f"parameter {place} of group {index}{name}"

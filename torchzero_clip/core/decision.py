@@ -1,6 +1,7 @@
-"""Decision: what a norm rule makes of norms, from vectors alone: no tensor is read or written.
+"""Decision: the limits and divisors that a norm rule computes from norms.
 
-A step, the helpers, `simulate`, `release` and `to_source` all ask `decide`.
+`decide` receives and returns vectors. It reads and writes no tensor of the model. Steps, the
+functions without an optimizer, `simulate`, `release` and `to_source` all call it.
 """
 
 from __future__ import annotations
@@ -15,23 +16,24 @@ from torch import Tensor
 from torchzero_clip.core.norms import finite, known_divisor
 
 UnitState: TypeAlias = dict[str, Tensor]
-"""The state of a norm rule: for each name that `init_unit` makes, a vector with an entry a unit."""
+"""The state of a norm rule: for each name of `init_unit`, a vector with an element per unit."""
 
 
 class Decision(NamedTuple):
-    """What a norm rule makes of norms: vectors with an entry a unit."""
+    """The limits, divisors and state of a norm rule in one step, as vectors over the units."""
 
     norm: Tensor
+    """The norm of each unit before the rule."""
     limits: Sequence[Tensor | float]
-    """For every group the norms that its tensors may have."""
+    """For each group, the largest norm that each unit may have."""
     divisors: list[Tensor]
-    """For every group what its tensors are divided by; 1 where a unit stays as it is."""
+    """For each group, the divisor of each unit. It is 1 if the unit does not change."""
     state: UnitState
-    """The state after this step; as it was where a norm is no number."""
+    """The state after this step. Units with an infinite or NaN norm keep their old state."""
 
 
 class Limiting(Protocol):
-    """All that a decision knows of a norm rule."""
+    """The part of a norm rule that a decision uses."""
 
     min_size: int
 
@@ -46,47 +48,59 @@ class Limiting(Protocol):
 
 
 class Cells:
-    """Units as a decision sees them: here of one group, with norms that grow as tensors do."""
+    """The part of units that a decision uses. This base class is for the units of one group."""
 
     dtype = torch.float64
-    """The precision of their state."""
+    """The dtype of their state."""
     degree = 1
     """The power of a factor of the tensors with which their norms grow."""
 
     def ratio(self, norm: Tensor, limit: Tensor | float) -> Tensor:
-        """norm / limit in terms of the tensors."""
+        """Return the divisor of the tensors that turns a norm into a limit."""
         ratio = norm / limit
         return ratio.sqrt() if self.degree == 2 else ratio
 
     def comparable(self, limit: Tensor | float, norm: Tensor) -> Tensor | float:
-        """A limit as norms are compared with it: to compare a number would fix it in a graph."""
+        """Return a limit in a form that can be compared with norms.
+
+        Under torch.compile, a number becomes a vector. Otherwise the number would be a constant of
+        the graph.
+        """
         if not isinstance(limit, Tensor) and torch.compiler.is_compiling():
             return torch.full_like(norm, limit)
         return limit if isinstance(limit, Tensor) else float(limit)
 
     def too_small(self, size: int) -> Tensor | None:
-        """A flag a unit where some have fewer elements."""
+        """Return a flag for each unit: whether it has fewer elements. None if no unit has."""
         return None
 
     def after(self, norm: Tensor, divisors: Sequence[Tensor]) -> Tensor:
-        """The norms of the units once the tensors of each group are divided."""
+        """Return the norms of the units after the tensors of each group have been divided."""
         factor = self.of_first_group(divisors)
         return norm / (factor if self.degree == 1 else factor**self.degree)
 
     def finite(self, norm: Tensor) -> Tensor:
-        """A flag a unit: whether its norm is a number, in the precision of state."""
+        """Return a flag for each unit: whether its norm is finite in the dtype of state."""
         return finite(norm.to(self.dtype))
 
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
-        """One vector from one a group: a unit in several groups has the entry of the first."""
+        """Join a vector for each group into one: each unit takes the value of its first group."""
         return vectors[0]
 
 
 def decide(
     rule: Limiting, norm: Tensor, state: UnitState, groups: Sequence[dict[str, Any]], cells: Cells
 ) -> Decision:
-    """The decision of a rule about norms, from its state and the live values of every group."""
-    if state:  # compare with the past in the precision that it was kept in
+    """Return the decision of a rule about norms.
+
+    Args:
+        rule: The rule.
+        norm: The norm of each unit.
+        state: The state of the rule before this step.
+        groups: The hyperparameters of each group.
+        cells: The units.
+    """
+    if state:  # the norm is compared with state, so it is rounded to the dtype of state
         norm = norm.to(cells.dtype).to(norm.dtype)
     limits = [rule.limit(norm, state, group) for group in groups]
     divisors = [divisor(rule, norm, limit, cells) for limit in limits]
@@ -95,7 +109,10 @@ def decide(
 
 
 def divisor(rule: Limiting, norm: Tensor, limit: Tensor | float, cells: Cells) -> Tensor:
-    """What a unit is divided by for its norm to meet the limit; 1 where it stays as it is."""
+    """Return the divisor of each unit: 1 if its norm is within the limit, otherwise norm / limit.
+
+    If the rule sets norms, smaller norms are scaled up to the limit as well.
+    """
     if limit is None:
         raise TypeError(f"{type(rule).__name__}.limit must return a tensor or a number, got None")
     computed = isinstance(limit, Tensor)
@@ -121,25 +138,31 @@ def divisor(rule: Limiting, norm: Tensor, limit: Tensor | float, cells: Cells) -
 def _remembered(
     rule: Limiting, now: Decision, groups: Sequence[dict[str, Any]], cells: Cells
 ) -> UnitState:
-    """The state that `observe` returns, for the units whose norm is a number."""
-    norm, state, clipped = now.norm, now.state, cells.after(now.norm, now.divisors)
-    made = [rule.observe(norm, clipped, dict(state), group) for group in groups]
-    _check_observed(rule, made[0], state)
+    """Return the state after this step: the result of `observe` for the units with finite norms."""
+    norm = now.norm
+    state = now.state
+    clipped = cells.after(norm, now.divisors)
+    observed = [rule.observe(norm, clipped, dict(state), group) for group in groups]
+    _check_observed(rule, observed[0], state)
     known = cells.finite(norm) & finite(clipped)
     after = dict(state)
-    for name in made[0]:
-        old, new = state[name], cells.of_first_group([one[name] for one in made])
-        mask = known.view(-1, *[1] * (old.dim() - 1))
+    for name in observed[0]:
+        old = state[name]
+        new = cells.of_first_group([of_group[name] for of_group in observed])
+        trailing = [1] * (old.dim() - 1)
+        mask = known.view(-1, *trailing)
         after[name] = torch.where(mask, new.to(old.dtype), old)
     return after
 
 
-def _check_observed(rule: Limiting, made: Any, state: Mapping[str, Tensor]) -> None:
+def _check_observed(rule: Limiting, observed: Any, state: Mapping[str, Tensor]) -> None:
+    """Raise an error unless `observe` has returned a dict with known names."""
     name = type(rule).__name__
-    if not isinstance(made, dict):
-        raise TypeError(f"{name}.observe must return a dict, got {made!r}")
-    if not made.keys() <= state.keys():
+    if not isinstance(observed, dict):
+        raise TypeError(f"{name}.observe must return a dict, got {observed!r}")
+    if not observed.keys() <= state.keys():
+        unknown = sorted(observed.keys() - state.keys())
         raise KeyError(
-            f"{name}.observe returned {sorted(made.keys() - state.keys())}, which init_unit does "
-            f"not make; it makes {sorted(state)}"
+            f"{name}.observe returned {unknown}, which init_unit does not make; "
+            f"it makes {sorted(state)}"
         )

@@ -1,4 +1,4 @@
-"""Division: the division of tensors into units, which a norm rule measures together."""
+"""Division: how the tensors of some cohorts are divided into units, each with a norm."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ from torchzero_clip.core.tensor_kinds import all_here
 from torchzero_clip.core.torch_private import fake_mode
 
 UNITS = "units"
-"""The identity of the units of vectors, in a record with names of its own."""
+"""The key of the `UnitIds` in the record of a rule that stores vectors under its own names."""
 
 
 class Division:
-    """The units of some cohorts: a unit is a tensor, a slice of one, a layer, a group, or all.
+    """The units of some cohorts: tensors, slices of tensors, layers, groups, or the whole model.
 
     Args:
-        cohorts: The cohorts, by group.
-        scope: The kind of unit: None each tensor, "layer", "group", "global", else slices.
-        dims: The dims that the slices of a tensor run along, where units are slices.
+        cohorts: The cohorts, in the order of their groups.
+        scope: The kind of unit: None for tensors, "layer", "group" or "global". Anything else means
+            slices.
+        dims: A function that returns the dims along which the slices of a tensor run. It is only
+            used if units are slices.
         name: The name of the rule in errors.
-        named: The norm that each group shares, where some do not share that of all.
+        named: The norm group of each parameter group, or None. Empty if there are no norm groups.
     """
 
     def __init__(
@@ -42,27 +44,33 @@ class Division:
         name: str,
         named: Sequence[str | None] = (),
     ) -> None:
-        self.cohorts, self.scope, self.name = cohorts, scope, name
+        self.cohorts = cohorts
+        self.scope = scope
+        self.name = name
         self.home = cohorts[0].device
         double = torch.float64 in [statistic_dtype(cohort.originals[0]) for cohort in cohorts]
         self.dtype = torch.float64 if double else torch.float32
-        self.indexes = sorted({cohort.index for cohort in cohorts})  # the groups
+        self.indexes = sorted({cohort.index for cohort in cohorts})  # of the parameter groups
         self.layouts = [layout for cohort in cohorts for layout in cohort.layouts]
         self.sharded = any(self.layouts)
         self.complex = any([cohort.dtype.is_complex for cohort in cohorts])
-        ends = [sum([len(cohort.places) for cohort in cohorts[:i]]) for i in range(len(cohorts))]
-        self.starts = dict(zip(cohorts, ends, strict=True))  # of a cohort's tensors among all
+        self.starts: dict[Cohort, int] = {}  # the index of the first tensor of each cohort
+        tensor_count = 0
+        for cohort in cohorts:
+            self.starts[cohort] = tensor_count
+            tensor_count += len(cohort.places)
         groups = [self.indexes.index(cohort.index) for cohort in cohorts for _ in cohort.places]
-        self.dims: list[Any] = [None] * len(groups)  # of each tensor those along its slices
-        self.lengths: list[int] | None = None  # how many units each tensor is, where it is several
-        self.layers: dict[str, int] = {}
-        self.norm_groups: list[str | None] = [None]  # of each unit, where the scope is all
+        self.dims: list[Any] = [None] * len(groups)  # for each tensor, the dims of its slices
+        self.lengths: list[int] | None = None  # the number of slices of each tensor
+        self.layers: dict[str, int] = {}  # the unit of each layer
+        self.norm_groups: list[str | None] = [None]  # of each unit, if the scope is "global"
         self.named = named
-        self.rows: dict[Cohort, SliceRows] = {}  # the slices
-        self._known: dict[Hashable, Tensor] = {}
-        self.vectors: list[Tensor] = []  # those, which are kept from step to step
-        self._order: Any = "unknown"  # of the units, until somebody asks
-        self._gathered: list[Gathering] = []  # on the meshes of shards
+        self.rows: dict[Cohort, SliceRows] = {}  # the slices of each cohort
+        self._constants: dict[Hashable, Tensor] = {}
+        self.vectors: list[Tensor] = []  # all tensors that are kept from step to step
+        self._order: list[int] | None = None
+        self._has_order = False  # whether `_order` has been computed
+        self._gathered: list[Gathering] = []  # one for each mesh
         if scope is None or isinstance(scope, str):
             self._join(groups)
         else:
@@ -70,37 +78,60 @@ class Division:
             self._cut(groups, dims)
 
     def _join(self, groups: list[int]) -> None:
-        """Number the units of whole tensors."""
-        self.unit_of = {
-            "global": self._norm_groups,
-            "group": lambda: groups,
-            "layer": self._layers,
-        }.get(self.scope, lambda: list(range(len(groups))))()
-        members = batches(self.unit_of)  # units are numbered in the order in which they come
+        """Divide the tensors into units that consist of whole tensors.
+
+        Args:
+            groups: The group of each tensor, as an index into `indexes`.
+        """
+        self.unit_of = self._units_of_tensors(groups)
+        members = batches(self.unit_of)  # units are numbered in the order of their first tensors
         self.count = len(members)
-        self.first_group = [groups[row[0]] for row in members]  # of each unit
+        self.first_group = [groups[tensors[0]] for tensors in members]  # of each unit
         self.shared = len(self.indexes) > 1 and self.scope in ("layer", "global")
         numel = [n for cohort in self.cohorts for n in cohort.sizes]
-        self.sizes = [sum([numel[i] for i in row]) for row in members]
-        self.width = max(map(len, members))  # tensors of the largest unit
-        self.columns = [i for row in members for i in row + [-1] * (self.width - len(row))]
+        self.sizes = [sum([numel[i] for i in tensors]) for tensors in members]
+        # a table with a row for each unit: the index of each tensor, filled up with -1
+        self.width = max(map(len, members))
+        self.columns: list[int] = []
+        for tensors in members:
+            self.columns += tensors
+            self.columns += [-1] * (self.width - len(tensors))
         self.entries = [0 if i < 0 else numel[i] for i in self.columns]
-        of_all = [self._position(name) for name in self.norm_groups]
-        joint = {"group": [self.indexes[g] for g in self.first_group], "global": of_all}
-        self.positions = joint.get(self.scope)  # the group of each unit that may be in many ranks
+        self.positions = self._positions()
 
-    def _norm_groups(self) -> list[int]:
-        """The unit of each tensor where the scope is all: one, unless some have their own norm."""
+    def _units_of_tensors(self, groups: list[int]) -> list[int]:
+        """Return the unit of each tensor."""
+        if self.scope == "global":
+            return self._units_of_norm_groups()
+        if self.scope == "group":
+            return groups
+        if self.scope == "layer":
+            return self._units_of_layers()
+        return list(range(len(groups)))
+
+    def _units_of_norm_groups(self) -> list[int]:
+        """Return the unit of each tensor if the scope is "global": each norm group is a unit."""
         names = [x.norm_group if self.named else None for x in self.cohorts for _ in x.places]
         self.norm_groups = list(dict.fromkeys(names))
         return [self.norm_groups.index(name) for name in names]
 
+    def _positions(self) -> list[int] | None:
+        """Return a number for each unit that is the same on all ranks, or None.
+
+        Only groups and norm groups have it, because a group may have parameters on many ranks.
+        """
+        if self.scope == "group":
+            return [self.indexes[g] for g in self.first_group]
+        if self.scope == "global":
+            return [self._position(name) for name in self.norm_groups]
+        return None
+
     def _position(self, name: str | None) -> int:
-        """The first group that shares this norm, which is the same on all ranks."""
+        """Return the index of the first group with this norm group."""
         return self.named.index(name) if name in self.named else len(self.named)
 
-    def _layers(self) -> list[int]:
-        """The layer of each tensor, by the order in which layers come."""
+    def _units_of_layers(self) -> list[int]:
+        """Return the unit of each tensor if units are layers."""
         names = [name for cohort in self.cohorts for name in cohort.names]
         if None in names:
             raise ValueError(
@@ -111,7 +142,7 @@ class Division:
         return [self.layers.setdefault(layer, len(self.layers)) for layer in layers]
 
     def _cut(self, groups: list[int], dims_of: Callable[[Tensor], tuple[int, ...]]) -> None:
-        """Number the slices; a tensor without the dims is one unit, of no size."""
+        """Divide the tensors into slices. A tensor that lacks the dims is one unit."""
         tensors = [p for cohort in self.cohorts for p in cohort.originals]
         self.dims = [dims_of(t) for t in tensors]
         self.slices = [
@@ -119,56 +150,69 @@ class Division:
             for t, along in zip(tensors, self.dims, strict=True)
         ]
         self.lengths = [math.prod(shape) for shape in self.slices]
-        self.count, self.shared, self.first_group = sum(self.lengths), False, groups
-        self.sizes = [  # of a slice of each tensor
+        self.count = sum(self.lengths)
+        self.shared = False
+        self.first_group = groups
+        self.sizes = [  # for each tensor, the size of its slices, or -1 if it lacks the dims
             math.prod([t.shape[d] for d in along if t.dim()]) if along else -1
             for t, along in zip(tensors, self.dims, strict=True)
         ]
         for cohort, start in self.starts.items():
-            each = slice(start, start + len(cohort.places))
-            self.rows[cohort] = rows_of(cohort.originals, self.slices[each], self.dims[each])
+            own = slice(start, start + len(cohort.places))
+            self.rows[cohort] = rows_of(cohort.originals, self.slices[own], self.dims[own])
 
     # ------------------------------------------------------------------ vectors of known values
 
     def smaller_than(self, size: int) -> Tensor | None:
-        """A flag a unit where some are smaller, as tensors without the dims are; otherwise None."""
-        if size <= 1 and self.lengths is None:  # the norm of nothing is zero, which stays too
+        """Return a flag for each unit: whether it has fewer elements. None if no unit has.
+
+        A tensor that lacks the dims of slices counts as smaller.
+        """
+        if size <= 1 and self.lengths is None:  # only empty units are smaller, and their norm is 0
             return None
         small = [n < size or n < 0 for n in self.sizes]
         return self.flags(small) if any(small) else None
 
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
-        """One vector from one a group: a unit in several groups has the entry of the first."""
-        out = vectors[0]
+        """Join a vector for each group into one: each unit takes the value of its first group."""
+        joined = vectors[0]
         for g in range(1, len(vectors)):
             mask = self.flags([first == g for first in self.first_group])
-            out = torch.where(mask.view(-1, *[1] * (out.dim() - 1)), vectors[g], out)
-        return out
+            trailing = [1] * (joined.dim() - 1)
+            joined = torch.where(mask.view(-1, *trailing), vectors[g], joined)
+        return joined
 
     def flags(self, values: Sequence[bool]) -> Tensor:
-        """A vector of known truths, one a unit or, where units are slices, one a tensor."""
+        """Return a vector of known flags: see `constant`."""
         return self.constant(values) > 0
 
     def constant(self, values: Sequence[float]) -> Tensor:
-        """A vector of known numbers, one a unit or, where units are slices, one a tensor.
+        """Return a vector of known numbers with an element for each unit.
 
-        It is made once, and nobody writes it.
+        The vector is kept for later steps, so it must not be changed.
+
+        Args:
+            values: A number for each unit. If units are slices, a number for each tensor.
         """
         key = tuple(values)
-        if key not in self._known:
-            made = norms.numbers(list(map(float, values)), self.home)
+        if key not in self._constants:
+            vector = norms.numbers(list(map(float, values)), self.home)
             if self.lengths is not None:
-                rows = zip(made.unbind(), self.lengths, strict=True)
-                made = torch.cat([x.expand(n) for x, n in rows])
-            passing = torch.compiler.is_compiling() or torch.is_inference_mode_enabled()
-            if passing or not all_here([made]):  # as in a step that is written down
-                return made
-            self._known[key] = made
-            self.vectors.append(made)
-        return self._known[key]
+                pairs = zip(vector.unbind(), self.lengths, strict=True)
+                vector = torch.cat([x.expand(n) for x, n in pairs])
+            if torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+                return vector  # only this graph, or only inference mode, may use it
+            if not all_here([vector]):  # a recorded step computes on fake tensors
+                return vector
+            self._constants[key] = vector
+            self.vectors.append(vector)
+        return self._constants[key]
 
     def gathered(self, like: Tensor) -> list[Gathering]:
-        """How the statistics of shards are gathered, planned once, on the device of a tensor."""
+        """Return the plans by which statistics of shards are gathered, on the device of a tensor.
+
+        The plans are made once.
+        """
         if not self._gathered:
             self._gathered = gatherings(self.layouts, self.dims, like.device, fake_mode(like))
             plans = [x.plan for x in self._gathered if x.plan is not None]
@@ -178,20 +222,22 @@ class Division:
     # ------------------------------------------------------------------ who the units are
 
     def order(self, groups: Sequence[Mapping[str, Any]]) -> list[int] | None:
-        """The units in the order of the parameters: see `UnitIds.order`."""
-        if self._order == "unknown":
+        """Return the units in the order of the parameters: see `UnitIds.order`."""
+        if not self._has_order:
             self._order = self.ids(groups).order
+            self._has_order = True
         return self._order
 
     def ids(self, groups: Sequence[Mapping[str, Any]]) -> UnitIds:
-        """The identity of the units, in these groups."""
+        """Return the identity of the units in these groups."""
         if self.scope == "global" and self.norm_groups != [None]:
             labels = [name or "all others" for name in self.norm_groups]
-            named = enumerate(zip(self.first_group, labels, strict=True), 1)
-            return UnitIds(tuple([(self.indexes[g], (-i,), (label,)) for i, (g, label) in named]))
+            numbered = enumerate(zip(self.first_group, labels, strict=True), 1)
+            rows = [(self.indexes[g], (-i,), (label,)) for i, (g, label) in numbered]
+            return UnitIds(tuple(rows))
         if self.scope in ("group", "global"):
-            rows = tuple([(g, (-1,), (f"group {g}",)) for g in self.indexes])
-            return UnitIds(rows, one_norm=self.scope == "global")
+            rows = [(g, (-1,), (f"group {g}",)) for g in self.indexes]
+            return UnitIds(tuple(rows), one_norm=self.scope == "global")
         if self.scope == "layer":
             first: dict[str, tuple[int, int]] = {}
             for g, group in enumerate(groups):
@@ -203,10 +249,15 @@ class Division:
 
 
 class UnitIds(NamedTuple):
-    """The identity of the units of one step: the same entry of two steps may belong to others.
+    """The identity of the units of one step.
 
-    `rows` are the index of a group, places in it and the names there; `lengths` is how many slices
-    each tensor has, where the units are slices; `one_norm`: the units are groups that share a norm.
+    Vectors of two steps may belong to different units, because a parameter without a gradient has
+    no unit.
+
+    Attributes:
+        rows: The index of a group, places of parameters in this group, and their names.
+        lengths: The number of slices of each tensor, if units are slices.
+        one_norm: Whether the units are groups that share one norm.
     """
 
     rows: tuple[tuple[int, tuple[int, ...], tuple[str | None, ...]], ...]
@@ -215,9 +266,10 @@ class UnitIds(NamedTuple):
 
     @property
     def order(self) -> list[int] | None:
-        """The entries in the order of the parameters; None if they are in that order already.
+        """The indices of the units in the order of the parameters. None if they have this order.
 
-        Parameters of other dtypes, or with norm groups of their own, are measured apart.
+        The order differs if a group has parameters of several dtypes or norm groups, because each
+        cohort is measured separately.
         """
         places = [(g, place) for g, places, _ in self.rows for place in places]
         by_place = sorted(range(len(places)), key=places.__getitem__)
@@ -231,36 +283,44 @@ class UnitIds(NamedTuple):
         """Return the identity of the same units in the order of the parameters."""
         if self.order is None:
             return self
-        counts = self.lengths or (1,) * sum([len(places) for _, places, _ in self.rows])
-        each = [
+        parameters = [
             (g, place, name)
             for g, places, names in self.rows
             for place, name in zip(places, names, strict=True)
         ]
-        rows = sorted(zip(each, counts, strict=True), key=lambda row: row[0][:2])
+        counts = self.lengths or (1,) * len(parameters)
+        rows = sorted(zip(parameters, counts, strict=True), key=lambda row: row[0][:2])
         lengths = None if self.lengths is None else tuple([n for _, n in rows])
         return UnitIds(tuple([(g, (place,), (name,)) for (g, place, name), _ in rows]), lengths)
 
     def names(self) -> dict[tuple[int, int, int], str]:
-        """The name of each unit, under (group, place, slice), by which units are sorted."""
-        flat = [
+        """Return the name of each unit, by (group, place, slice). Units are sorted by this key."""
+        parameters = [
             (g, place, f"parameter {place} of group {g}" if name is None else name)
             for g, places, names in self.rows
             for place, name in zip(places, names, strict=True)
         ]
         if self.lengths is None:
-            return {(g, place, -1): name for g, place, name in flat}
-        rows = zip(flat, self.lengths, strict=True)
+            return {(g, place, -1): name for g, place, name in parameters}
+        rows = zip(parameters, self.lengths, strict=True)
         return {(g, place, i): f"{name}[{i}]" for (g, place, name), n in rows for i in range(n)}
 
 
 def layer_of(name: str) -> str:
-    """The module that a parameter belongs to: all of its name before the last dot."""
+    """Return the module of a parameter: its name up to the last dot."""
     return name.rpartition(".")[0]
 
 
 class UnitRecord(NamedTuple):
-    """What a rule leaves for `metrics()`: vectors, those of limits and ratios for every group."""
+    """The vectors that a rule stores for `metrics()`.
+
+    Attributes:
+        norm: The norm of each unit.
+        limits: For each group, the largest norm that each unit may have.
+        ratios: For each group, the divisor of each unit.
+        division: The units.
+        groups: The groups.
+    """
 
     norm: Tensor
     limits: Sequence[Tensor | float]

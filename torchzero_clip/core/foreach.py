@@ -1,4 +1,4 @@
-"""Operators on lists of tensors, and their operands: `_foreach_*`, and stand-ins for the rest."""
+"""Operators on lists of tensors: torch's `_foreach_*` operators, and stand-ins for others."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from torchzero_clip.core.state import HALF, statistic_dtype
 from torchzero_clip.core.tensor_kinds import FEW, REAL, is_sharded
 
 OUT = ("mul", "div", "sub", "clamp")
-"""What runs from borrowed memory straight into a workspace, one call a tensor."""
+"""Operators that read borrowed memory and write a workspace directly, with a call per tensor."""
 
 
 def _where(x: Tensor, keep: Tensor, other: Tensor | float) -> Tensor:
+    """Return torch.where(keep, x, other) in the dtype of x. A flag on CPU is read on the host."""
     if norms.readable(keep) and keep.dim() == 0 and isinstance(other, Tensor):
         chosen = x if keep else other
         return chosen.to(x.dtype, copy=True)  # a new tensor: either list may be written later
@@ -38,10 +39,17 @@ STAND_INS: dict[str, Callable[..., Tensor]] = {
     "where": _where,
     "positive": lambda x: x > 0,
 }
+"""Functions of single tensors, for operators that torch has no `_foreach_*` for."""
 
 
 def arguments(name: str, tensors: Sequence[Tensor], operands: Sequence[Any]) -> list[Any]:
-    """Operands for these tensors as torch's foreach operators take them."""
+    """Convert operands for a foreach operator of torch.
+
+    Args:
+        name: The name of the operator.
+        tensors: The tensors of the list.
+        operands: Numbers, tensors, or lists with a tensor for each tensor of the list.
+    """
     if name in ("mul", "div", "add", "sub"):
         operands = [_as_tensors(x, tensors) for x in operands]
     if name == "lerp":
@@ -50,17 +58,20 @@ def arguments(name: str, tensors: Sequence[Tensor], operands: Sequence[Any]) -> 
 
 
 def operand(x: Any, tensors: Sequence[Tensor], as_it_is: bool = False) -> Any:
-    """A number, or a tensor for each: operators but mul and div read a 0-dim one on the host.
+    """Convert a tensor operand to a list with a 0-dim tensor for each tensor of the list.
 
-    Those two take it `as_it_is`, where it is on their device.
+    Most foreach operators would read a single 0-dim tensor on the host. Only mul and div accept it
+    `as_it_is`, if it is on the device of the list. All other operands are returned unchanged.
     """
     if not isinstance(x, Tensor):
         return x
     if x.numel() == 1:
-        x, first = x.reshape(()) if x.dim() else x, tensors[0]
+        if x.dim():
+            x = x.reshape(())
+        first = tensors[0]
         if not as_it_is or x.device != first.device or is_sharded(first):
             return [x] * len(tensors)
-        # torch shares a call for no other dtype; in a half one the number would be rounded
+        # torch shares a call only if dtypes are equal, but half precision would round the scalar
         other = x.dtype != first.dtype and first.dtype not in HALF
         return x.to(first.dtype) if other and shares(tensors) else x
     if x.shape != (len(tensors),):
@@ -72,7 +83,7 @@ def operand(x: Any, tensors: Sequence[Tensor], as_it_is: bool = False) -> Any:
 
 
 def _of_one_dtype(operands: Sequence[Any], dtype: torch.dtype) -> list[Any]:
-    """Operands in the dtype of the list, since torch's lerp accepts no other."""
+    """Convert the operands of lerp to the dtype of the list, because torch accepts no other."""
     end, weight = operands
     if isinstance(weight, Tensor):
         weight = weight.to(dtype)
@@ -82,45 +93,69 @@ def _of_one_dtype(operands: Sequence[Any], dtype: torch.dtype) -> list[Any]:
 
 
 def _as_tensors(x: Any, tensors: Sequence[Tensor]) -> Any:
-    """Numbers for many tensors on CPU as 0-dim tensors: torch would make one for every call."""
+    """Convert numbers to 0-dim tensors if there are many tensors on CPU.
+
+    torch would convert a number again for each tensor.
+    """
     first = tensors[0]
+    if len(tensors) < FEW or not first.dim():
+        return x
     number = isinstance(x[0] if isinstance(x, (list, tuple)) and x else x, (int, float))
-    few = len(tensors) < FEW or not first.dim()
-    if not number or few or first.device.type != "cpu" or type(first) not in REAL:
+    if not number or first.device.type != "cpu" or type(first) not in REAL:
         return x
     dtype = statistic_dtype(first)
     if isinstance(x, (int, float)):
-        return torch.full((), x, dtype=dtype, device="cpu")  # a third of torch.tensor's time
+        return torch.full((), x, dtype=dtype, device="cpu")  # three times as fast as torch.tensor
     return list(torch.tensor(x, dtype=dtype, device="cpu").unbind())
 
 
 def vector_operand(x: Any, vector: Tensor) -> Any:
-    """An operand for the vector that 0-dim tensors share, as foreach takes it; None for others."""
+    """Convert an operand of 0-dim tensors to an operand of the vector whose elements they are.
+
+    Returns:
+        The operand for a foreach operator, or None if the operand cannot be converted.
+    """
     if isinstance(x, Tensor) and x.dim() < 2:
         return [x.to(vector.dtype)]
     return x if isinstance(x, (int, float)) else None
 
 
 def foreach(name: str, tensors: list[Tensor], args: Sequence[Any], in_place: bool = False) -> Any:
-    """The tensors that torch's foreach operator of this name makes, or nothing where it writes."""
+    """Run a foreach operator of torch, with as few calls as possible.
+
+    Args:
+        name: The name of the operator, without "_foreach_". Also "clamp", and "add_scaled" for add
+            with `alpha`.
+        tensors: The tensors.
+        args: The operands, from `arguments`.
+        in_place: Whether the operator writes the tensors. Otherwise it returns new tensors.
+    """
     if name == "clamp":
-        made = foreach("clamp_min", tensors, args[:1], in_place)
-        foreach("clamp_max", tensors if in_place else made, args[1:], in_place=True)
-        return made
+        raised = foreach("clamp_min", tensors, args[:1], in_place)
+        foreach("clamp_max", tensors if in_place else raised, args[1:], in_place=True)
+        return raised
     if not in_place and (dtype := _wider(tensors, args)) is not None:
         tensors = copies(tensors, dtype)
         foreach(name, tensors, args, in_place=True)
         return tensors
     if len(tensors) > 1 and _uneven(tensors, args):
         return _in_packs(name, tensors, args, in_place)
-    options = {}
+    options: dict[str, Any] = {}
     if name == "add_scaled":
-        name, args, options = "add", args[:1], {"alpha": args[1]}
-    return torch_private.foreach(name + "_" * in_place, tensors, *args, **options)
+        name = "add"
+        options["alpha"] = args[1]
+        args = args[:1]
+    if in_place:
+        name += "_"
+    return torch_private.foreach(name, tensors, *args, **options)
 
 
 def _wider(tensors: list[Tensor], args: Sequence[Any]) -> torch.dtype | None:
-    """The dtype of what comes out where the tensors are in half precision and an operand is not."""
+    """Return the dtype of the result if the list is in half precision and an operand is wider.
+
+    Returns:
+        None if the result has the dtype of the list, or if the tensors do not share calls.
+    """
     if tensors[0].dtype not in HALF or not shares(tensors):
         return None
     firsts = [x[0] for x in args if isinstance(x, list) and isinstance(x[0], Tensor)]
@@ -128,40 +163,40 @@ def _wider(tensors: list[Tensor], args: Sequence[Any]) -> torch.dtype | None:
 
 
 def _uneven(tensors: list[Tensor], args: Sequence[Any]) -> bool:
-    """Whether tensors that could share a call have operands of another shape or precision.
+    """Return whether the tensors could share a call, but their operands prevent it.
 
-    torch makes a call for each of them.
+    torch makes a call per tensor if an operand has another shape or precision than its tensor.
     """
     lists = [x for x in args if isinstance(x, list) and isinstance(x[0], Tensor)]
     if not (lists and shares(tensors)):
         return False
-    if any([_narrower(some[0], tensors[0]) for some in lists]):
+    if any([_narrower(row[0], tensors[0]) for row in lists]):
         return True
-    return any([x.shape != t.shape for some in lists for x, t in zip(some, tensors, strict=True)])
+    return any([x.shape != t.shape for row in lists for x, t in zip(row, tensors, strict=True)])
 
 
 def _narrower(x: Tensor, t: Tensor) -> bool:
-    """Whether x is of a precision that t holds as well."""
+    """Return whether x is in half precision and t is not."""
     return x.dtype in HALF and t.dtype not in HALF
 
 
 def _in_packs(name: str, tensors: list[Tensor], args: Sequence[Any], in_place: bool) -> Any:
-    """What `foreach` does: small tensors together, their operands in the shape of the tensors."""
-    rows = any([isinstance(x, list) and any(map(Tensor.dim, x)) for x in args])
-    forms = [(t.dtype, t.shape) for t in tensors] if rows else None
+    """Run `foreach` for packs of small tensors, with operands in the shapes of the tensors."""
+    has_rows = any([isinstance(x, list) and any(map(Tensor.dim, x)) for x in args])
+    forms = [(t.dtype, t.shape) for t in tensors] if has_rows else None
 
-    def made(some: list[int]) -> Any:
-        mine = [tensors[i] for i in some]
-        each = [[x[i] for i in some] if isinstance(x, (list, tuple)) else x for x in args]
-        if len(some) > 1:
-            each = [_evened(x, mine) for x in each]
-        return foreach(name, mine, each, in_place) or mine
+    def run(pack: list[int]) -> Any:
+        members = [tensors[i] for i in pack]
+        operands = [[x[i] for i in pack] if isinstance(x, (list, tuple)) else x for x in args]
+        if len(pack) > 1:
+            operands = [_evened(x, members) for x in operands]
+        return foreach(name, members, operands, in_place) or members
 
-    return in_order(packs(tensors, forms), made)
+    return in_order(packs(tensors, forms), run)
 
 
 def _evened(x: Any, tensors: Sequence[Tensor]) -> Any:
-    """An operand in the shapes of some tensors."""
+    """Convert an operand to the shapes of the tensors, and to full precision if they have it."""
     if not isinstance(x, list) or not isinstance(x[0], Tensor):
         return x
     if all([a.shape == t.shape for a, t in zip(x, tensors, strict=True)]):
@@ -170,32 +205,49 @@ def _evened(x: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def stand_in(name: str, tensors: list[Tensor], rows: Sequence[list[Any]]) -> list[Tensor]:
-    """What an operator makes that torch has no `_foreach_*` for."""
-    operator, columns = STAND_INS[name], [tensors, *rows]
+    """Run an operator of `STAND_INS`, with as few calls as possible.
+
+    Args:
+        name: The name of the operator.
+        tensors: The tensors.
+        rows: For each operand, a list with a tensor or number for each tensor.
+    """
+    operator = STAND_INS[name]
+    columns = [tensors, *rows]
     if not shares(tensors):
         return [operator(*row) for row in zip(*columns, strict=True)]
 
-    def together(some: Sequence[int]) -> list[Tensor]:
-        mine = [[column[i] for i in some] for column in columns]
-        return unpacked(operator(*[_packed(x, mine[0]) for x in mine]), mine[0])
+    def alone(i: int) -> Tensor:
+        return operator(*[column[i] for column in columns])
 
-    return in_packs(tensors, None, lambda i: operator(*[x[i] for x in columns]), together)
+    def together(pack: Sequence[int]) -> list[Tensor]:
+        members = [tensors[i] for i in pack]
+        operands = [_packed([column[i] for i in pack], members) for column in columns]
+        return unpacked(operator(*operands), members)
+
+    return in_packs(tensors, None, alone, together)
 
 
 def fill_(tensors: list[Tensor], masks: Sequence[Tensor], value: Any) -> None:
-    """Put a value where a mask holds; torch takes a tensor without dims alone."""
-    value = value.reshape(()) if isinstance(value, Tensor) else value
-    for some in packs(tensors) if shares(tensors) else [[i] for i in range(len(tensors))]:
-        mine = [tensors[i] for i in some]
-        if len(some) == 1:
-            mine[0].masked_fill_(masks[some[0]], value)
-        else:
-            made = _packed(mine, mine).masked_fill_(_packed([masks[i] for i in some], mine), value)
-            torch_private.foreach("copy_", mine, unpacked(made, mine))
+    """Replace the elements of tensors whose mask is set by a value."""
+    if isinstance(value, Tensor):
+        value = value.reshape(())  # masked_fill_ accepts no other tensor
+    if not shares(tensors):
+        for t, mask in zip(tensors, masks, strict=True):
+            t.masked_fill_(mask, value)
+        return
+    for pack in packs(tensors):
+        if len(pack) == 1:
+            tensors[pack[0]].masked_fill_(masks[pack[0]], value)
+            continue
+        members = [tensors[i] for i in pack]
+        mask = _packed([masks[i] for i in pack], members)
+        filled = _packed(members, members).masked_fill_(mask, value)
+        torch_private.foreach("copy_", members, unpacked(filled, members))
 
 
 def _packed(column: list[Any], tensors: list[Tensor]) -> Any:
-    """An operand of each of some tensors as one for their pack."""
+    """Join the operands of the tensors of a pack into one operand for the pack."""
     first = column[0]
     if all([x is first for x in column]) and not (isinstance(first, Tensor) and first.dim()):
         return first
@@ -203,7 +255,7 @@ def _packed(column: list[Any], tensors: list[Tensor]) -> Any:
 
 
 def copy_into(target: list[Tensor], source: Sequence[Tensor]) -> None:
-    """Put values into tensors."""
+    """Copy the values of tensors into other tensors."""
     if target and is_sharded(target[0]):  # torch has no _foreach_copy_ for DTensor
         for t, s in zip(target, source, strict=True):
             t.copy_(s)

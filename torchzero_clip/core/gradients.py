@@ -1,4 +1,4 @@
-"""Gradients: those of a step, in memory that lists can read and write."""
+"""The gradients of a step, in memory that lists can read and write."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torchzero_clip.core.tensor_kinds import DEVICE, DTYPE, LAYOUT, addresses, a
 
 BYTES = operator.attrgetter("nbytes")
 Where: TypeAlias = "str | Callable[[Tensor], Tensor | None]"
-"""The name of the attribute that has the gradients of parameters, or a function that gives them."""
+"""The attribute of parameters that contains their gradients, or a function that returns them."""
 Spans: TypeAlias = "tuple[list[int], list[int]]"
-"""The addresses at which tensors begin, and at which they end."""
+"""The addresses in memory at which tensors begin, and the addresses at which they end."""
 
 
 class GradPlace:
-    """The place of the gradients of parameters.
+    """The place where the gradients of parameters are stored.
 
     Args:
-        given: The name of their attribute, or a function that gives that of a parameter. Where it
-            is None or missing, `.grad` counts.
+        given: The name of an attribute of parameters, or a function that returns the gradient of a
+            parameter. If the result is None, or the attribute is missing, `.grad` is used.
     """
 
     def __init__(self, given: Where = "grad") -> None:
@@ -35,21 +35,22 @@ class GradPlace:
                 "grad must be the name of an attribute of parameters, as 'main_grad', or a "
                 f"function that gives the gradient of one, got {given!r}"
             )
-        self.given, self.usual = given, given == "grad"
+        self.given = given
+        self.usual = given == "grad"
 
     def own(self, p: Tensor) -> Tensor | None:
-        """The gradient of a parameter that is not in `.grad`."""
+        """Return the gradient of a parameter if it is not stored in `.grad`."""
         if callable(self.given):
             return self.given(p)
         return None if self.usual else getattr(p, self.given, None)
 
     def of(self, p: Tensor) -> Tensor | None:
-        """The gradient of a parameter."""
-        found = None if self.usual else self.own(p)
-        return p.grad if found is None else found
+        """Return the gradient of a parameter."""
+        own = None if self.usual else self.own(p)
+        return p.grad if own is None else own
 
     def put(self, p: Tensor, grad: Tensor) -> None:
-        """Have another tensor be the gradient of a parameter."""
+        """Store another tensor as the gradient of a parameter."""
         if self.own(p) is None:
             p.grad = grad
         elif isinstance(self.given, str):
@@ -61,35 +62,53 @@ class GradPlace:
             )
 
     def drop(self, p: Tensor) -> None:
-        """Let go of a gradient: None in `.grad`, and zeros elsewhere, where the memory stays."""
+        """Drop the gradient of a parameter.
+
+        `.grad` becomes None. A gradient that is stored elsewhere keeps its memory, and is filled
+        with zeros.
+        """
         p.grad = None
         self.zero([p])
 
     def zero(self, params: Iterable[Tensor]) -> None:
-        """Fill gradients that are not in `.grad` with zeros."""
-        for found in () if self.usual else map(self.own, params):
-            if found is not None:
-                found.detach().zero_()
+        """Fill gradients that are not stored in `.grad` with zeros."""
+        if self.usual:
+            return
+        for p in params:
+            grad = self.own(p)
+            if grad is not None:
+                grad.detach().zero_()
 
 
 USUAL = GradPlace()
+"""The usual place of gradients: `.grad`."""
 
 
 class StepGradients:
-    """The gradients of a step, which are read as they were when it began.
+    """The gradients of a step, with the values that they had when the step began.
 
-    Copied are those that torch negates or conjugates when they are read, those of which several
-    entries lie in one place, and those in the memory of a parameter that moves. They stay as they
-    are, unless a link is going to write them: then the copy is the gradient from there on.
+    Some gradients are copied:
+
+    - Gradients that torch negates or conjugates when they are read.
+    - Gradients with several elements at one address, such as expanded tensors.
+    - Gradients in the memory of a parameter that the step changes.
+
+    The gradients themselves do not change. If a link is about to write gradients, the copies
+    replace them.
     """
 
     def __init__(self, place: GradPlace = USUAL) -> None:
         self._place = place
         self._copies: dict[Tensor, Tensor] = {}
-        self.shared = False  # whether some share memory, and must be worked on in turn
+        self.shared = False  # whether gradients share memory, so that links must run in turn
 
     def of(self, rows: Sequence[Sequence[Tensor]], moves: bool) -> list[list[Tensor | None]]:
-        """The gradients of rows of parameters, all that the step `moves` where it does."""
+        """Return the gradients of lists of parameters, or copies of gradients.
+
+        Args:
+            rows: Lists of parameters. If `moves`, they are all parameters that the step changes.
+            moves: Whether the step changes the parameters.
+        """
         found = [aligned_grads(params, self._place) for params in rows]
         params = list(itertools.chain.from_iterable(rows))
         every = list(itertools.chain.from_iterable(found))
@@ -115,14 +134,20 @@ class StepGradients:
         return found
 
     def write(self, params: Iterable[Tensor]) -> None:
-        """Have copies be the gradients, since they are about to be written."""
-        for p in params if self._copies else ():
+        """Replace gradients by their copies, because gradients are about to be written."""
+        if not self._copies:
+            return
+        for p in params:
             if p in self._copies:
                 self._place.put(p, self._copies.pop(p))
 
 
 def odd(grads: Sequence[Tensor]) -> list[int]:
-    """The places of tensors whose numbers are no memory of their own, as they stand there."""
+    """Return the indices of tensors whose elements are not stored as they are read.
+
+    torch negates or conjugates such a tensor when it is read, or several of its elements are stored
+    at one address.
+    """
     turned = any(map(Tensor.is_neg, grads)) or any(map(Tensor.is_conj, grads))
     if not turned and all(map(Tensor.is_contiguous, grads)):
         return []
@@ -130,34 +155,37 @@ def odd(grads: Sequence[Tensor]) -> list[int]:
 
 
 def plain(params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
-    """Whether gradients are whole tensors of one dtype on one device, in memory of their own."""
+    """Return whether all gradients are plain, share dtype and device, and do not share memory."""
     if torch.compiler.is_compiling() or not grads or not all_plain([*params, *grads]):
         return False
-    facts = [set(map(fact, grads)) for fact in (DTYPE, DEVICE, LAYOUT)]
-    alike = list(map(len, facts)) == [1, 1, 1] and facts[2] == {torch.strided}
-    return alike and not (odd(grads) or _shared(_spans(grads)))
+    if len(set(map(DTYPE, grads))) > 1 or len(set(map(DEVICE, grads))) > 1:
+        return False
+    if set(map(LAYOUT, grads)) != {torch.strided}:
+        return False
+    return not (odd(grads) or _shared(_spans(grads)))
 
 
 def _shared(spans: Spans) -> bool:
-    """Whether a tensor begins before another one ends, in memory.
+    """Return whether any two tensors overlap in memory.
 
-    Where none does, they begin and end in one order.
+    If none overlap, the k-th smallest end is at most the (k+1)-th smallest start.
     """
     starts, ends = map(sorted, spans)
     return not all(map(operator.le, ends, starts[1:]))
 
 
 def _inside(spans: Spans, params: Sequence[Tensor]) -> list[int]:
-    """The places of gradients that lie, as a whole or in part, in the memory of parameters."""
-    rows = sorted(zip(*_spans(params), strict=True))
-    starts = list(map(operator.itemgetter(0), rows))
-    ends = list(itertools.accumulate([end for _, end in rows], max, initial=0))
-    pairs = enumerate(zip(*spans, strict=True))
-    return [i for i, (start, end) in pairs if start < ends[bisect_left(starts, end)]]
+    """Return the indices of gradients that overlap with a parameter in memory."""
+    param_spans = sorted(zip(*_spans(params), strict=True))
+    starts = [start for start, _ in param_spans]
+    # ends[k] is the largest end of the first k parameters
+    ends = list(itertools.accumulate([end for _, end in param_spans], max, initial=0))
+    grad_spans = enumerate(zip(*spans, strict=True))
+    return [i for i, (start, end) in grad_spans if start < ends[bisect_left(starts, end)]]
 
 
 def _spans(tensors: Sequence[Tensor]) -> Spans:
-    """The addresses at which tensors begin and end; both are 0 for those without memory."""
+    """Return the addresses at which tensors begin and end. Both are 0 for empty tensors."""
     starts = addresses(tensors) or [0] * len(tensors)
     if all(map(Tensor.is_contiguous, tensors)):
         ends = list(map(operator.add, starts, map(BYTES, tensors)))
@@ -171,10 +199,14 @@ def _spans(tensors: Sequence[Tensor]) -> Spans:
 
 
 def _overlaps_itself(t: Tensor) -> bool:
-    """Whether entries may lie in one place: a step is no longer than what it steps over."""
-    room = 1
-    for step, n in sorted([(s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n > 1]):
-        if step < room:
+    """Return whether several elements of a tensor may be stored at one address.
+
+    They may be if a stride is shorter than the extent of the dims with smaller strides.
+    """
+    extent_so_far = 1
+    pairs = zip(t.stride(), t.shape, strict=True)
+    for stride, n in sorted([(stride, n) for stride, n in pairs if n > 1]):
+        if stride < extent_so_far:
             return t.numel() > 0
-        room += (n - 1) * step
+        extent_so_far += (n - 1) * stride
     return False

@@ -1,4 +1,4 @@
-"""NormRule: a rule about norms, written once for every scope."""
+"""NormRule: the base class of rules about norms, for tensors, slices, layers, groups or models."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ from torchzero_clip.core.transform import Reach, Transform
 from torchzero_clip.core.units import Units
 
 Scope: TypeAlias = 'int | Sequence[int] | Literal["layer", "group", "global"] | None'
-"""The unit of a norm: each tensor (None), slices along dims, a layer, a group, or all."""
+"""The unit of a norm: a tensor (None), slices along dims (ints), a layer, a group or the model."""
 
 
 class NormRule(Transform):
-    """Scale every unit (a tensor, its slices, a layer, a group, the model) by min(1, limit / norm).
+    """A base class for rules that scale each unit by min(1, limit / norm).
 
-    Write `limit`, and for a rule with memory `init_unit` and `observe`. All three see vectors, one
-    entry a unit, so a rule never loops. Declare `ord`, `dim`, `inverse_dims` or `min_size` as
-    fields to make them arguments. What `init` makes, tensors like the parameters, is seen only by a
-    `step` of your own.
+    A unit is a tensor, a slice of a tensor, a layer, a parameter group, or the whole model.
+
+    A subclass defines `limit`. If the rule remembers earlier norms, it also defines `init_unit` and
+    `observe`. `limit` and `observe` receive vectors with one element per unit, so a rule needs no
+    loop over tensors.
+
+    Declare `ord`, `dim`, `inverse_dims` or `min_size` as fields to turn them into arguments of the
+    rule. State from `init`, with tensors like the parameters, is only available in a custom `step`.
     """
 
     ord = cast(Ord, 2)
@@ -36,39 +40,62 @@ class NormRule(Transform):
     open_fields: ClassVar[tuple[str, ...]] = ("ord", "dim", "inverse_dims", "min_size")
 
     sets_norm: ClassVar[bool] = False
-    """Set where the rule scales by limit / norm, up as well as down."""
+    """Whether the rule scales by limit / norm, up as well as down."""
 
     clips: ClassVar[bool] = True
-    """Whether a group's `clip=False` and `norm_group` are about this rule: not where its norms are
-    part of a direction, as in Lamb.
+    """Whether the rule follows `clip=False` and `norm_group` of parameter groups.
+
+    Set it to False in a rule whose norms are part of an update direction, such as Lamb.
     """
 
     has_metrics: ClassVar[bool] = True
-    """Whether each step leaves norms and limits for `metrics()`. Set it to False in a class whose
-    own `step` calls neither `decide` nor `scale`."""
+    """Whether each step stores norms and limits for `metrics()`.
+
+    Set it to False in a class with a custom `step` that calls neither `decide` nor `scale`.
+    """
 
     limit_is: ClassVar[str | None] = None
-    """The live value that `limit` returns, whatever the norms are. With it, clipping that never
-    clips is found when an optimizer is made."""
+    """The name of the hyperparameter that `limit` always returns, whatever the norms are.
+
+    With this name, the optimizer can warn at construction if clipping can never have an effect.
+    """
 
     def init_unit(self) -> dict[str, Any]:
-        """The state of one unit: numbers or small tensors."""
+        """Return the initial state of one unit: scalars or small tensors, by name."""
         return {}
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
-        """The norm that each unit may have this step, from the past alone."""
+        """Return the largest norm that each unit may have in this step.
+
+        Infinity means that the unit is not clipped.
+
+        Args:
+            norm: The norm of each unit.
+            state: The state of the units, as vectors by name. It contains only values from earlier
+                steps.
+            group: The hyperparameters of the group.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no limit")
 
     def observe(self, norm: Tensor, clipped: Tensor, state: UnitState, group: Group) -> UnitState:
-        """The state after a step with this norm, which the rule brought to `clipped`.
+        """Return the state after this step, as vectors by name.
 
-        It is called for all units, and kept where both are finite. A norm may be zero.
+        The new state is stored for the units whose `norm` and `clipped` are both finite. All other
+        units keep their state. A norm may be zero.
+
+        Args:
+            norm: The norm of each unit before this rule.
+            clipped: The norm of each unit after this rule.
+            state: The state of the units before this step.
+            group: The hyperparameters of the group.
         """
         return {}
 
     def measure(self, tensors: TensorList) -> Tensor:
-        """The norms of other tensors at this rule's scope: inside `limit`, of group["params"] or
-        what is computed from it.
+        """Return the norm of each unit of other tensors. Call it inside `limit`.
+
+        Args:
+            tensors: group["params"], group["grads"], or a list that was computed from them.
         """
         if tensors.measure is None:
             raise ValueError(
@@ -78,43 +105,52 @@ class NormRule(Transform):
         return tensors.measure(tensors)
 
     def total(self, group: Group) -> Tensor:
-        """The norm of the whole update that this link sees, as one: inside `limit`."""
+        """Return the global norm of the update before this rule. Call it inside `limit`."""
         return group["total"]()
 
     def dot(self, some: TensorList, others: TensorList, group: Group) -> Tensor:
-        """The inner product of every unit of two lists, as group["params"] with group["grads"]:
-        inside `limit`.
+        """Return the inner product of two lists for each unit. Call it inside `limit`.
+
+        For example, the lists may be group["params"] and group["grads"].
         """
         return group["dot"](some, others)
 
     def of_shapes(
         self, norm: Tensor, group: Group, number: Callable[..., float], *args: Any
     ) -> Tensor:
-        """number(shape, *args) of the tensor that each unit is of, as a vector: inside `limit`."""
+        """Return number(shape, *args) for each unit, with the shape of its tensor, as a vector.
+
+        Call it inside `limit`.
+        """
         return group["of_shapes"](norm, number, *args)
 
     # ------------------------------------------------------------------ what the core does
 
     @property
     def reach(self) -> Reach:
-        """A tensor at most where the units are tensors or slices."""
+        """The reach of the rule: "tensor" if units are tensors or slices, otherwise its scope."""
         if not isinstance(self.scope, str):
             return "tensor"
         return "model" if self.scope == "global" else self.scope
 
     @property
     def scope(self) -> Scope:
-        """`dim`, or "global" where the rule spells it otherwise."""
+        """The kind of unit: `dim`, unless a subclass has another argument for it."""
         return self.dim
 
     def dims(self, tensor: Tensor) -> tuple[int, ...]:
-        """The dims that slices of a tensor run along; those that the tensor lacks are ignored."""
-        n, dim = tensor.dim(), cast(Any, self.dim)
-        mine = {d % n for d in ([dim] if isinstance(dim, int) else dim) if -n <= d < n}
-        return tuple([d for d in range(n) if (d in mine) != self.inverse_dims])
+        """Return the dims along which slices of a tensor run.
+
+        Dims that the tensor lacks are ignored.
+        """
+        n = tensor.dim()
+        dim = cast(Any, self.dim)
+        dims = [dim] if isinstance(dim, int) else dim
+        named = {d % n for d in dims if -n <= d < n}
+        return tuple([d for d in range(n) if (d in named) != self.inverse_dims])
 
     def units(self, buckets: Sequence[Bucket]) -> Units:
-        """The units of the rule's scope, and the verbs to work on them."""
+        """Return the units of these buckets, with methods to measure and scale them."""
         order = norms.measure(self.ord)
         return Units(buckets, self.scope, order, self.dims, type(self).__name__, apart=self.clips)
 
@@ -124,9 +160,13 @@ class NormRule(Transform):
         return buckets
 
     def decide(self, units: Units) -> Decision:
-        """What the norms of this step ask for. It is remembered; nothing is divided yet."""
-        made, norm = self.init_unit(), units.norm()
-        state = units.load(made) if made else {}
+        """Compute the limits and divisors of this step, and store the new state.
+
+        The updates themselves do not change: see `apply`.
+        """
+        initial = self.init_unit()
+        norm = units.norm()
+        state = units.load(initial) if initial else {}
         decision = decide(self, norm, state, units.live(), units)
         units.record(decision)
         if state:
@@ -134,12 +174,12 @@ class NormRule(Transform):
         return decision
 
     def apply(self, units: Units, decision: Decision) -> None:
-        """Bring every tensor to what was decided."""
+        """Divide every tensor by its divisor."""
         units.scale(decision.divisors)
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
-        if made := self.init_unit():
-            self.units(buckets).load(made)
+        if initial := self.init_unit():
+            self.units(buckets).load(initial)
         return buckets
 
     def _record_unknown(self, buckets: list[Bucket]) -> None:
@@ -148,12 +188,16 @@ class NormRule(Transform):
             units.record(units.unknown())
 
     def per_parameter(self, param: Tensor) -> dict[str, Any]:
-        own = self.scope is None or self.scope == "layer"
-        return {**self.init(param), **(self.init_unit() if own else {})}
+        state = dict(self.init(param))
+        if self.scope is None or self.scope == "layer":
+            state.update(self.init_unit())
+        return state
 
     def per_group(self) -> dict[str, Any]:
-        units = self.init_unit() if self.scope in ("group", "global") else {}
-        return {**super().per_group(), **units}
+        state = dict(super().per_group())
+        if self.scope in ("group", "global"):
+            state.update(self.init_unit())
+        return state
 
     def scale(
         self,
@@ -162,10 +206,15 @@ class NormRule(Transform):
         limits: Sequence[Tensor | float],
         updates: Sequence[TensorList] | None = None,
     ) -> list[Tensor]:
-        """Bring every tensor to its group's limit, in a `step` of your own; returns the divisors of
-        each group.
+        """Scale every unit to the limit of its group, and return the divisors of each group.
 
-        `updates` are what is scaled, where it is not what flows: a list for each of units.buckets.
+        Call it in a custom `step`.
+
+        Args:
+            units: The units.
+            norm: The norm of each unit.
+            limits: For each group, the limit of each unit.
+            updates: A list for each of `units.buckets`, which is scaled instead of the update.
         """
         divisors = [divisor(self, norm, limit, units) for limit in limits]
         units.record(Decision(norm, limits, divisors, {}))
@@ -189,7 +238,7 @@ class NormRule(Transform):
 
 
 def check_dim(rule: Transform, dim: Any, inverse_dims: bool) -> None:
-    """Raise a sentence unless `dim` and `inverse_dims` make sense."""
+    """Raise an error unless `dim` and `inverse_dims` are valid and fit together."""
     name = type(rule).__name__
     if isinstance(dim, str) and dim not in ("layer", "group", "global"):
         raise ValueError(
@@ -197,7 +246,11 @@ def check_dim(rule: Transform, dim: Any, inverse_dims: bool) -> None:
             f"got {dim!r}"
         )
     whole = dim is None or isinstance(dim, str)
-    dims = () if whole else (dim if isinstance(dim, (tuple, list)) else (dim,))
+    dims: Sequence[Any] = (dim,)
+    if whole:
+        dims = ()
+    elif isinstance(dim, (tuple, list)):
+        dims = dim
     if not all(isinstance(d, int) and not isinstance(d, bool) for d in dims):
         raise TypeError(f"{name}: dim must be an int or a sequence of ints, got {dim!r}")
     if inverse_dims and whole:

@@ -1,4 +1,4 @@
-"""Skip: a flag on the device, set where a step must leave everything as it was."""
+"""Skip: a flag on the device that tells whether a guard skips the step."""
 
 from __future__ import annotations
 
@@ -12,56 +12,72 @@ from torchzero_clip.core.torch_private import foreach
 
 
 class Skipped(Exception):
-    """Raised where the flag was read and is set: it ends the step, and nobody else sees it."""
+    """An exception that ends a step whose flag is set. `Step` catches it, so users never see it."""
 
 
 class Skip:
-    """The flag of a step that a guard may have skipped; true once there is one.
+    """The flag of a step that a guard may skip.
 
-    Whoever writes state, gradients or parameters looks at it on the device (`on`), has the values
-    that it is about to write come back (`hold`), or waits for it on the host (`read`).
+    A `Skip` is true as soon as a guard has added a flag. A skipped step must not change state,
+    gradients or parameters. Code that writes them has three ways to ensure this:
+
+    - `on`: Use the flag on the device.
+    - `hold`: Save the old values, so that `put_back` restores them if the flag is set.
+    - `read`: Synchronize, and read the flag on the host.
     """
 
     def __init__(self) -> None:
         self.flag: Tensor | None = None
-        self.why: str | None = None  # the host has read it
+        self.why: str | None = None  # the reason for which the host has read the flag
         self._on: dict[torch.device, Tensor] = {}
-        self._held: list[tuple[list[Tensor], list[Tensor]]] = []
+        self._saved: list[tuple[list[Tensor], list[Tensor]]] = []  # tensors, and copies of them
 
     def __bool__(self) -> bool:
         return self.flag is not None
 
     def add(self, flag: Tensor) -> None:
-        """Leave everything as it was where this flag is set, from here to the end of the step."""
+        """Skip the rest of the step if this flag is set, in addition to earlier flags."""
         self.flag = flag if self.flag is None else self.flag | flag.to(self.flag.device)
         self.why = None
         self._on.clear()
 
     def on(self, device: torch.device) -> Tensor:
-        """The flag on a device."""
+        """Return the flag on a device."""
         assert self.flag is not None
         if device not in self._on:
             self._on[device] = self.flag.to(device)
         return self._on[device]
 
     def read(self, why: str) -> None:
-        """Wait for the flag, once a step, and end the step where it is set."""
+        """Read the flag on the host, at most once per step, and end the step if it is set.
+
+        Args:
+            why: The reason, which is stored for reports.
+        """
         if self.flag is not None and self.why is None:
             self.why = why
             if self.flag.item():
                 raise Skipped
 
     def hold(self, tensors: Sequence[Tensor]) -> None:
-        """Keep values of tensors that are about to be written; in a skipped step they come back."""
-        if self and self.why is None:  # otherwise the step is known to happen
+        """Save the values of tensors that are about to be written, for `put_back`.
+
+        Nothing is saved if the step is known to happen, because no flag exists or the host has read
+        that it is not set.
+        """
+        if self and self.why is None:
             memory = shared_memory(tensors)
-            held = list(tensors) if memory is None else [memory]
-            self._held.append((held, [t.clone() for t in held]))
+            saved = list(tensors) if memory is None else [memory]
+            self._saved.append((saved, [t.clone() for t in saved]))
 
     def put_back(self) -> None:
-        """Give held tensors their values back where the flag is set; the first ones last."""
-        held, self._held = self._held, []
-        for tensors, before in reversed(held):
+        """Restore the saved values if the flag is set.
+
+        The values that were saved first are restored last, in case a tensor was saved twice.
+        """
+        saved = self._saved
+        self._saved = []
+        for tensors, before in reversed(saved):
             flag = self.on(tensors[0].device)
-            rows = zip(before, tensors, strict=True)
-            foreach("copy_", tensors, [torch.where(flag, old, t) for old, t in rows])
+            pairs = zip(before, tensors, strict=True)
+            foreach("copy_", tensors, [torch.where(flag, old, t) for old, t in pairs])

@@ -1,8 +1,9 @@
-"""Packs: small tensors on an accelerator side by side, so that they share a call.
+"""Packs: small tensors on an accelerator are joined into one tensor, so that they share a call.
 
-A call costs there what a pass over a million numbers does. torch's foreach operators share one
-among any number of tensors, but not where each has a number or a row of its own, and there are
-not all of them. A tensor that is large keeps a call of its own, and nothing of it is copied.
+On an accelerator, a call takes as long as a pass over a million elements. torch's foreach operators
+already process many tensors in one call. But some operators have no foreach version, and some
+foreach operators make one call per tensor if each tensor has its own scalar or row as operand.
+Large tensors are not packed, because then a copy would take longer than a call.
 """
 
 from __future__ import annotations
@@ -17,26 +18,38 @@ from torchzero_clip.core import torch_private
 from torchzero_clip.core.stacks import batches, in_order
 from torchzero_clip.core.tensor_kinds import all_plain
 
-HOSTS = ("cpu",)  # devices on which a call costs little, and fresh memory much
-LARGE = 2**20  # entries of a tensor whose pass costs more than a call
-ROOM = 2**22  # entries that are packed together
-FEW = 3  # tensors whose calls cost less than a pack
+HOSTS = ("cpu",)
+"""Types of devices on which a call is cheap and new memory is expensive."""
+LARGE = 2**20
+"""The number of elements from which on a tensor is not packed."""
+ROOM = 2**22
+"""The largest number of elements of a pack."""
+FEWEST_TENSORS = 3
+"""The smallest number of tensors that are packed."""
 
 
 def shares(tensors: Sequence[Tensor]) -> bool:
-    """Whether tensors may share calls: on an accelerator, plain, and more than a few."""
-    if len(tensors) < FEW or torch.compiler.is_compiling() or tensors[0].device.type in HOSTS:
+    """Return whether tensors may share calls: enough plain tensors on an accelerator."""
+    if len(tensors) < FEWEST_TENSORS or torch.compiler.is_compiling():
         return False
-    return all_plain(tensors)
+    return tensors[0].device.type not in HOSTS and all_plain(tensors)
 
 
 def packs(tensors: Sequence[Tensor], kinds: Sequence[Any] | None = None) -> list[list[int]]:
-    """The places of tensors that go together: those of a pack are of one kind, or one dtype."""
-    kinds = [t.dtype for t in tensors] if kinds is None else kinds
+    """Return the indices of the tensors of each pack. A tensor may be alone in its pack.
+
+    Args:
+        tensors: The tensors.
+        kinds: The kind of each tensor, by default its dtype. Tensors of a pack have the same kind.
+    """
+    if kinds is None:
+        kinds = [t.dtype for t in tensors]
     sizes = list(map(Tensor.numel, tensors))
-    rows = enumerate(zip(tensors, sizes, kinds, strict=True))
-    own = [(i,) if n >= LARGE or not t.is_contiguous() else kind for i, (t, n, kind) in rows]
-    return batches(own, sizes, ROOM)
+    pack_kinds = []
+    for i, (t, size, kind) in enumerate(zip(tensors, sizes, kinds, strict=True)):
+        alone = size >= LARGE or not t.is_contiguous()
+        pack_kinds.append((i,) if alone else kind)
+    return batches(pack_kinds, sizes, ROOM)
 
 
 def in_packs(
@@ -45,36 +58,50 @@ def in_packs(
     one: Callable[[int], Tensor],
     several: Callable[[Sequence[int]], Iterable[Tensor]],
 ) -> list[Tensor]:
-    """What is made of each tensor: by `one` of a place, by `several` of those of a pack."""
-    every = packs(tensors, kinds)
-    return in_order(every, lambda some: several(some) if len(some) > 1 else [one(some[0])])
+    """Compute a new tensor for each tensor, pack by pack.
+
+    Args:
+        tensors: The tensors.
+        kinds: The kind of each tensor: see `packs`.
+        one: Computes the new tensor for a tensor that is alone in its pack, from its index.
+        several: Computes the new tensors for a pack, from the indices of its tensors.
+    """
+
+    def compute(pack: list[int]) -> Iterable[Tensor]:
+        return several(pack) if len(pack) > 1 else [one(pack[0])]
+
+    return in_order(packs(tensors, kinds), compute)
 
 
 def copies(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
-    """New tensors with these values, in a dtype, or their own."""
+    """Return copies of tensors, in a dtype if one is given."""
     if dtype is None or dtype == tensors[0].dtype:
         return torch_private.clones(list(tensors))
     if not shares(tensors):
         return [t.to(dtype, copy=True) for t in tensors]
-    made = [torch.empty_like(t, dtype=dtype) for t in tensors]
-    torch_private.foreach("copy_", made, list(tensors))
-    return made
+    converted = [torch.empty_like(t, dtype=dtype) for t in tensors]
+    torch_private.foreach("copy_", converted, list(tensors))
+    return converted
 
 
 def spread(numbers: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """A number for each of some tensors, at each of its entries."""
-    every = torch.cat([x.expand(t.numel()) for x, t in zip(numbers, tensors, strict=True)])
-    return unpacked(every.to(tensors[0].dtype), tensors)
+    """Expand a scalar for each tensor to the shape and dtype of the tensor."""
+    pack = torch.cat([x.expand(t.numel()) for x, t in zip(numbers, tensors, strict=True)])
+    return unpacked(pack.to(tensors[0].dtype), tensors)
 
 
 def stretched(rows: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """A row or a number for each of some tensors of one shape, at each of its entries."""
-    shape, dtype = tensors[0].shape, tensors[0].dtype
-    return list(torch.stack([x.expand(shape) for x in rows]).to(dtype).unbind())
+    """Expand a row or scalar for each tensor to the shape and dtype of the tensor.
+
+    All tensors must have the same shape.
+    """
+    shape = tensors[0].shape
+    stack = torch.stack([x.expand(shape) for x in rows])
+    return list(stack.to(tensors[0].dtype).unbind())
 
 
 def unpacked(whole: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """The parts of a pack, in the shapes of these tensors."""
+    """Divide a pack into tensors with the shapes of other tensors."""
     parts = whole.split([t.numel() for t in like])
     return [part.view(t.shape) for part, t in zip(parts, like, strict=True)]
 
@@ -85,33 +112,47 @@ def in_stacks(
     alone: Callable[..., Tensor],
     kinds: Sequence[Any] | None = None,
 ) -> list[Tensor]:
-    """What `alone` makes of each tensor, those of one shape, dtype and kind in one call.
+    """Compute a new tensor for each tensor. Tensors that are alike are stacked and share a call.
 
-    `function` makes it of tensors that are stacked, numbers as rows of one, and `alone` of one;
-    both get the kind, if any.
+    Args:
+        tensors: The tensors.
+        function: Computes the new tensors for a stack of tensors, which has at least two dims. Its
+            result has one element per tensor in its first dim.
+        alone: Computes the new tensor for one tensor.
+        kinds: A further argument of both functions for each tensor. Tensors of one stack share it,
+            and they share their shape and dtype.
     """
-    rows = [()] * len(tensors) if kinds is None else [(kind,) for kind in kinds]
+    arguments = [()] * len(tensors) if kinds is None else [(kind,) for kind in kinds]
     if not shares(tensors):
-        return [alone(t, *row) for t, row in zip(tensors, rows, strict=True)]
+        return [alone(t, *args) for t, args in zip(tensors, arguments, strict=True)]
 
-    def stacked(some: Sequence[int]) -> Iterable[Tensor]:
-        stack = torch.stack([tensors[i] for i in some])
-        return function(stack if stack.dim() > 1 else stack.unsqueeze(1), *rows[some[0]]).unbind()
+    def compute(pack: Sequence[int]) -> Iterable[Tensor]:
+        stack = torch.stack([tensors[i] for i in pack])
+        if stack.dim() == 1:
+            stack = stack.unsqueeze(1)
+        return function(stack, *arguments[pack[0]]).unbind()
 
-    forms = [(t.dtype, t.shape, row) for t, row in zip(tensors, rows, strict=True)]
-    return in_packs(tensors, forms, lambda i: alone(tensors[i], *rows[i]), stacked)
+    forms = [(t.dtype, t.shape, args) for t, args in zip(tensors, arguments, strict=True)]
+    return in_packs(tensors, forms, lambda i: alone(tensors[i], *arguments[i]), compute)
 
 
 def outer(
     rows: Sequence[Tensor], columns: Sequence[Tensor], like: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Outer products: of (…, n, 1) with (…, 1, m), in the shapes of these tensors."""
+    """Return the outer products of tensors of shape (…, n, 1) with tensors of shape (…, 1, m).
+
+    Args:
+        rows: The first factors.
+        columns: The second factors.
+        like: Tensors with the shapes of the products.
+    """
     if not shares(like):
         return list(map(torch.mul, rows, columns))
 
-    def stacked(some: Sequence[int]) -> Iterable[Tensor]:
-        sides = [torch.stack([side[i] for i in some]) for side in (rows, columns)]
-        return torch.mul(*sides).unbind()
+    def multiply(pack: Sequence[int]) -> Iterable[Tensor]:
+        stacked_rows = torch.stack([rows[i] for i in pack])
+        stacked_columns = torch.stack([columns[i] for i in pack])
+        return torch.mul(stacked_rows, stacked_columns).unbind()
 
     forms = [(a.shape, b.shape) for a, b in zip(rows, columns, strict=True)]
-    return in_packs(like, forms, lambda i: rows[i] * columns[i], stacked)
+    return in_packs(like, forms, lambda i: rows[i] * columns[i], multiply)

@@ -1,5 +1,6 @@
-"""Step: what the buckets of one step share, how it ends, the loss that it is told, and the notes
-that it leaves for whoever may do it again.
+"""Step: the data that all buckets of one step share, and how a step begins and ends.
+
+`Notes` are the reports of a step to an engine that may replay it.
 """
 
 from __future__ import annotations
@@ -25,40 +26,44 @@ Loss: TypeAlias = "Tensor | float | None"
 
 
 class Notes:
-    """They listen to nothing: the step is done once. An engine that replays steps has its own."""
+    """Reports from the links of a step to an engine that may replay the step.
+
+    This class is for steps that nobody replays. An engine that replays steps has a subclass.
+    """
 
     def made(self, why: str) -> None:
-        """Something comes to be, or begins anew, in this step alone."""
+        """Report that something is created or restarted in this step, but not in the next ones."""
 
     def host(self, why: str) -> None:
-        """Something is decided on the host, so that no step could be done again."""
+        """Report that the host decides something in each step, so that no step can be replayed."""
 
     def ask(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The answer of a function, which must be the same where the step is replayed."""
+        """Return function(*args). The step is only replayed if the result is the same."""
         return function(*args)
 
     def number(self, device: torch.device, function: Callable[..., float], *args: Any) -> Any:
-        """The answer of a function; where the step is replayed a tensor that is filled anew."""
+        """Return function(*args). For a replay it is a tensor that receives each new result."""
         return function(*args)
 
     def count(self, groups: Sequence[Mapping[str, Any]], key: str, by: int) -> int:
-        """A count of steps that every group keeps, this one included."""
-        now = counted(groups, key, by)
+        """Add `by` to a count of steps in every group, and return the new count."""
+        count = counted(groups, key, by)
         for group in groups:
-            group["chain"][key] = now
-        return now
+            group["chain"][key] = count
+        return count
 
 
 def counted(groups: Sequence[Mapping[str, Any]], key: str, by: int) -> int:
-    """The count of the step that comes."""
+    """Return a count of steps plus `by`, without storing it."""
     return int(groups[0]["chain"].get(key, 0)) + by
 
 
 UNHEARD = Notes()
+"""The notes of steps that nobody replays."""
 
 
 def one_number(loss: Any) -> Loss:
-    """A loss as a number or a tensor that needs no gradient; None where it is no number."""
+    """Return a loss as a float or a detached 0-dim tensor, or None if it is not one number."""
     if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
         return loss.detach().reshape(())
     try:
@@ -68,7 +73,7 @@ def one_number(loss: Any) -> Loss:
 
 
 def evaluate(closure: Callable[[], Any]) -> Any:
-    """The loss of a closure, with gradients."""
+    """Return the loss of a closure, which runs with gradients enabled."""
     if not callable(closure):
         raise TypeError(f"step takes a closure, a function that gives the loss, got {closure!r}")
     with torch.enable_grad():
@@ -76,35 +81,42 @@ def evaluate(closure: Callable[[], Any]) -> Any:
 
 
 class Step:
-    """A step: what all its buckets share. It opens and closes their sessions.
+    """One step of an optimizer: the data that all its buckets share.
 
-    As a context manager it closes them at the end, and ends early where it is skipped.
+    A step is a context manager. On exit it closes the sessions of its buckets. If a guard skips the
+    step and the host reads this, the `with` block ends early.
 
     Args:
         groups: The parameter groups.
-        states: The state of each parameter, `optimizer.state`.
-        record: The measurements of the links, by path; `metrics()` reads them.
-        engine: Where arithmetic is done.
-        process_group: Processes that hold the rest of the model.
-        roster: The cohorts of the groups, from the step before.
-        loss: The loss that was reported for the step.
-        live: The keys of live values, and in their order the values of each group.
-        rounding: How parameters in half precision take their update, where it is not as torch does.
+        states: The state of each parameter, such as `optimizer.state`.
+        record: A dict for the measurements of the links, by path. `metrics()` reads it.
+        engine: The engine that opens sessions.
+        process_group: A process group whose ranks have other parts of the model.
+        roster: The cohorts of the groups, which are kept from step to step.
+        loss: The loss that was reported for this step.
+        live: The keys of the live hyperparameters, and the values of each group in this order.
+        rounding: How the updates of parameters in half precision are rounded. Empty for the
+            rounding of torch.
         place: The place of the gradients.
-        kind: What else must be as it was for a step to be like another; no step is like one
-            without a kind.
+        kind: Settings of the optimizer. A recorded step is only replayed if they are equal, and a
+            step whose kind is None is not replayed.
 
     Attributes:
-        notes: What the step tells of itself, where it may be replayed.
+        notes: The reports of this step to an engine that may replay it.
+        drawn: The names of the counts that have counted this step: see `draw`.
+        released: Whether the step is for one parameter whose gradient is released. Scalars that the
+            parameters share are then only changed for the next step.
+        is_trial: Whether only this rank runs the step, without the other ranks, to inspect it.
+        only_names: Whether links store NaN for `metrics()`, because they measure nothing.
     """
 
     notes: Notes = UNHEARD
-    drawn: tuple[str, ...] = ()  # the counts of steps that have counted this one, as they draw
-    released = False  # whether it is of one parameter: what is kept once is for the next
-    is_trial = False  # whether this rank takes the step alone, for a look
+    drawn: tuple[str, ...] = ()
+    released = False
+    is_trial = False
     tails: Mapping[Link, Tail] = {}  # the tails of the chain, in an engine that fuses
     factors: frozenset[Link] = frozenset()  # the norm rules by whose ratio a tail divides
-    only_names = False  # whether links leave NaN for `metrics()`, because nothing is measured
+    only_names = False
     _mean_loss: Tensor | None = None
 
     def __init__(
@@ -121,40 +133,60 @@ class Step:
         place: GradPlace = USUAL,
         kind: Hashable = None,
     ) -> None:
-        self.live, self.kind, self.rounding = live, kind, rounding
-        self.groups, self.states, self.record = groups, states, record
-        self.engine, self.process_group, self.loss = engine, process_group, loss
-        self.roster, self.place = Roster() if roster is None else roster, place
+        self.groups = groups
+        self.states = states
+        self.record = record
+        self.engine = engine
+        self.process_group = process_group
+        self.roster = Roster() if roster is None else roster
+        self.loss = loss
+        self.live = live
+        self.rounding = rounding
+        self.place = place
+        self.kind = kind
 
     def again(self, groups: Groups, loss: Loss, notes: Notes = UNHEARD) -> Step:
-        """This step, which has not begun, with tensors for live values and for the loss."""
-        made = copy.copy(self)
-        made.groups, made.loss, made.record, made.notes = groups, loss, {}, notes
-        return made
+        """Return a step like this one, which has not begun yet, with an empty record.
+
+        An engine that records steps passes groups and a loss with tensors in place of numbers.
+        """
+        twin = copy.copy(self)
+        twin.groups = groups
+        twin.loss = loss
+        twin.record = {}
+        twin.notes = notes
+        return twin
 
     def unmeasured(self) -> Step:
-        """Return a step like this one in which links make their state and measure nothing."""
-        made = self.again(self.groups, self.loss, self.notes)
-        made.only_names = True
-        return made
+        """Return a step like this one, in which links create their state but measure nothing."""
+        twin = self.again(self.groups, self.loss, self.notes)
+        twin.only_names = True
+        return twin
 
     def __enter__(self) -> Step:
         self.sessions: list[Session] = []
-        self.new: list[dict[str, Any]] = []  # state of parameters that begin
+        self.new: list[dict[str, Any]] = []  # the state of parameters in their first step
         self.skip = Skip()
         self.ended_early = False  # whether the host has read that a guard skips the step
         self.counted: set[str] = set()  # the paths of links that have counted the step
         self.measured: dict[Any, Tensor] = {}  # statistics of the gradients
-        self.meters: list[Tensor] = []  # of what rounding has lost: see `Nearest`
-        self.gradients, self.opener = StepGradients(self.place), self.engine
+        self.meters: list[Tensor] = []  # counts of elements for `lost`
+        self.gradients = StepGradients(self.place)
+        self.opener = self.engine
         return self
 
     def cohorts(
         self, gradient: Callable[[Tensor], Tensor | None] | None = None, moves: bool = False
     ) -> Sequence[tuple[Cohort, Sequence[Any]]]:
-        """The parameters that have a gradient, in cohorts of a group, and their gradients."""
+        """Return the cohorts of all parameters that have a gradient, with their gradients.
+
+        Args:
+            gradient: A function that returns the gradient of a parameter. By default, gradients are
+                read from `place`.
+            moves: Whether the step changes the parameters, which may share memory with gradients.
+        """
         if self.sessions:
-            self.close()  # what earlier buckets keep in other memory is stored first
+            self.close()  # stores what earlier buckets keep in other memory
         self.measured.clear()
         rows: list[list[Tensor]] = [group["params"] for group in self.groups]
         if gradient is None:
@@ -166,14 +198,14 @@ class Step:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks that take this step: 1 in a trial, which asks no other rank."""
+        """The number of ranks that run this step. It is 1 in a trial."""
         ranks = torch.distributed
         if self.is_trial or not (ranks.is_available() and ranks.is_initialized()):
             return 1
         return int(ranks.get_world_size())
 
     def mean_loss(self, path: str, device: torch.device) -> Tensor:
-        """The loss that was reported, on a device: the mean over all ranks."""
+        """Return the mean over all ranks of the reported loss, on a device."""
         if self.loss is None:
             raise RuntimeError(
                 f"{path} needs the loss of each step: call opt.report(loss=loss) before "
@@ -186,13 +218,20 @@ class Step:
         return self._mean_loss.to(device)
 
     def opened(self, session: Session) -> Session:
-        """The session, to be closed with the step."""
+        """Have the step close a session at its end, and return the session."""
         session.skip = self.skip
         self.sessions.append(session)
         return session
 
     def draw(self, index: int, draws: tuple[str, str]) -> tuple[int, Tensor]:
-        """The seed of a group, and the count of the steps that have drawn, this one included."""
+        """Return the seed of a group, and the count of steps that have drawn random numbers.
+
+        The count includes this step.
+
+        Args:
+            index: The index of the group.
+            draws: The names of the seed and of the count.
+        """
         seed, step = draws
         if step not in self.drawn:
             for group in self.groups:
@@ -203,13 +242,17 @@ class Step:
         return chain[seed], chain[step]
 
     def lost(self) -> dict[str, Tensor]:
-        """How many entries would have moved in float32, and the share of them that stayed."""
+        """Return the metrics of lost updates.
+
+        "moving" is the number of elements that would have changed in float32. "lost" is the share
+        of these elements that did not change, because the update was rounded away.
+        """
         home = self.meters[0].device
         moving, stayed = torch.stack([counts.to(home) for counts in self.meters]).sum(dim=0)
         return {"moving": moving, "lost": stayed / moving.clamp(min=1)}
 
     def close(self) -> None:
-        """Close all sessions: updates that were deferred and then dropped are computed."""
+        """Close all sessions, and restore saved values if the step is skipped."""
         for session in self.sessions:
             session.close()
         self.sessions.clear()
@@ -224,6 +267,6 @@ class Step:
         if kind is Skipped:
             self.ended_early = True
             self.skip.put_back()
-            for state in self.new:  # made by the links before the one that read the flag
+            for state in self.new:  # links before the guard may have created it in this step
                 state.clear()
         return kind is Skipped

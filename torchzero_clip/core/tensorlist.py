@@ -1,4 +1,4 @@
-"""TensorList: many tensors that read like one, on torch's fused `_foreach_*` operators."""
+"""TensorList: a list of tensors that has methods like one tensor, on torch's foreach operators."""
 
 from __future__ import annotations
 
@@ -26,22 +26,32 @@ from torchzero_clip.core.small_tensors import copies
 from torchzero_clip.core.tensor_kinds import SMALL, all_real, shared_memory, storages, wide
 
 Operand: TypeAlias = "float | Tensor | TensorList | Sequence[Tensor]"
-"""A number, a 0-dim tensor, a vector with a number for each tensor, a TensorList, or a list of one
-(broadcastable) tensor for each."""
+"""An operand of a list: a number, a 0-dim tensor, a vector with an element for each tensor of the
+list, a TensorList, or a list with a broadcastable tensor for each tensor."""
 Workspace: TypeAlias = "Callable[[Sequence[Tensor], torch.dtype], list[Tensor] | None] | None"
-"""A function that gives memory kept from step to step for a list to move to, or None. It is called
-with the tensors of the list, and the dtype that they will have there."""
+"""A function that returns memory for a list to move to, or None.
+
+The memory is kept from step to step. The arguments are the tensors of the list and the dtype of the
+memory.
+"""
 Verb: TypeAlias = "Callable[[TensorList], Tensor] | None"
-"""How a list is measured: see NormRule.measure."""
+"""A function that measures a list: see `NormRule.measure`."""
 Unary: TypeAlias = "Callable[[TensorList], TensorList]"
 Binary: TypeAlias = "Callable[[TensorList, Operand], TensorList]"
 M = TypeVar("M", bound=Callable[..., Any])
 L = TypeVar("L", bound="TensorList")
 R = TypeVar("R")
+RETURNS = "Return a new list with {}."
+WRITES = "Write {} into this list, and return it."
 
 
 def _both(name: str, says: str) -> tuple[Unary, Unary]:
-    """The methods of an operator of one list: a new list, and in place."""
+    """Return the methods of an operator without operands: one for a new list, one in place.
+
+    Args:
+        name: The name of the operator in torch, which is also the name of the method.
+        says: The result, for the docstrings.
+    """
 
     def new(self: TensorList) -> TensorList:
         return self._new(name)
@@ -49,11 +59,17 @@ def _both(name: str, says: str) -> tuple[Unary, Unary]:
     def write(self: TensorList) -> TensorList:
         return self._write(name)
 
-    return _named(name, f"A new list: {says}", new), _named(f"{name}_", says, write)
+    return _named(name, RETURNS.format(says), new), _named(f"{name}_", WRITES.format(says), write)
 
 
 def _with(name: str, says: str, operator: str = "") -> tuple[Binary, Binary]:
-    """The methods of an operator of a list and an operand, of this name unless one is given."""
+    """Return the methods of an operator with one operand: one for a new list, one in place.
+
+    Args:
+        name: The name of the method for a new list.
+        says: The result, for the docstrings.
+        operator: The name of the operator in torch, if it is not the name of the method.
+    """
 
     def new(self: TensorList, x: Operand) -> TensorList:
         return self._new(operator or name, x)
@@ -61,11 +77,11 @@ def _with(name: str, says: str, operator: str = "") -> tuple[Binary, Binary]:
     def write(self: TensorList, x: Operand) -> TensorList:
         return self._write(operator or name, x)
 
-    return _named(name, f"A new list: {says}", new), _named(f"{name}_", says, write)
+    return _named(name, RETURNS.format(says), new), _named(f"{name}_", WRITES.format(says), write)
 
 
 def call_user(name: str, function: Callable[..., R], *args: Any) -> R:
-    """Return function(*args), where the function is a user's and sees tensors of a list.
+    """Return function(*args) for a function of the user that receives tensors of a list.
 
     Args:
         name: The name of the function in errors.
@@ -82,35 +98,47 @@ def call_user(name: str, function: Callable[..., R], *args: Any) -> R:
         ) from error
 
 
-def _named(name: str, says: str, method: M) -> M:
-    method.__name__, method.__doc__ = name, says
+def _named(name: str, docstring: str, method: M) -> M:
+    """Set the name and the docstring of a method, and return it."""
+    method.__name__ = name
+    method.__doc__ = docstring
     return method
 
 
 class TensorList:
-    """A handle around a list of tensors, copy on write.
+    """A list with a tensor for each parameter of a bucket, which has methods like one tensor.
 
-    Methods that end in an underscore write what they are called on, as in torch, and return it.
-    When the memory is *borrowed* (a gradient, a parameter, another link's state) the first such
-    call moves the handle to memory of its own, so that the lender does not change. All other
-    methods make a new list, whose values stay as they are whatever is written later, and they write
-    nothing. Three methods about memory differ: `own` returns the list itself, `to` returns the list
-    itself if it has that dtype, and `borrow` returns a list that shares the memory until one of
-    both is written. This holds in every engine.
+    Each method processes all tensors, with as few calls to torch as possible.
 
-    `u.tensors` and iterating give the tensors themselves, to be read. They have the shapes of the
-    parameters. Their strides are those of the gradients or those of the parameters, depending on
-    the engine: write `t.reshape(...)`, not `t.view(...)`.
+    **New lists and changes in place.** As in torch, a method whose name ends in an underscore
+    changes the list and returns it. All other methods return a new list and change nothing. The
+    values of a new list stay the same, whatever you change later. Three methods for memory are
+    exceptions. `own` returns the list itself. `to` returns the list itself if it already has the
+    dtype. `borrow` returns a list that shares the memory until one of the two lists is changed.
 
-    No method reads a device value on the host: a 0-dim tensor may stand wherever a number may.
-    Every method that computes goes through `_new` or `_write`, under the name of an operator: that
-    of `torch._foreach_<name>`, or of a row of STAND_INS in foreach.py.
+    **Borrowed memory.** A list may borrow the memory of a gradient, a parameter, or the state of
+    another link. The first method that changes such a list moves it to memory of its own. So the
+    gradient, parameter or state does not change.
+
+    **Single tensors.** `u.tensors` and iteration give you the tensors themselves. Read them, but do
+    not change them. They have the shapes of the parameters. Their strides are the strides of the
+    gradients or of the parameters, depending on the engine. So write `t.reshape(...)`, not
+    `t.view(...)`.
+
+    **No synchronization.** No method reads a value of the device on the host. Wherever a method
+    accepts a number, it also accepts a 0-dim tensor.
+
+    Args:
+        tensors: The tensors.
+        owned: Whether the list owns the memory of the tensors. Otherwise it borrows the memory.
+        workspace: A function that returns memory to which a borrowed list can move.
+        measure: A function that measures lists: see `NormRule.measure`.
     """
 
     __slots__ = ("__weakref__", "loans", "measure", "owned", "tensors", "workspace")
 
     loans: list[weakref.ref[TensorList]] | None
-    """The lists that borrow the memory of this one; they and the lender share this list."""
+    """The lists that borrow the memory of this list. All of these lists share this attribute."""
 
     def __init__(
         self,
@@ -121,7 +149,9 @@ class TensorList:
         measure: Verb = None,
     ) -> None:
         self.tensors = list(tensors)
-        self.owned, self.workspace, self.measure = owned, workspace, measure
+        self.owned = owned
+        self.workspace = workspace
+        self.measure = measure
         self.loans = None
 
     @property
@@ -154,31 +184,31 @@ class TensorList:
     # ------------------------------------------------------------------ memory
 
     def borrow(self) -> TensorList:
-        """Return a list with the same values, which shares the memory while nobody writes.
+        """Return a list with the same values, which shares memory until a list is changed.
 
-        A method that writes the new list, or this one, leaves the other as it was. Both see what is
-        written into the tensors themselves.
+        A method that changes one of the two lists does not change the other list. If you write into
+        the tensors themselves, both lists change.
         """
-        if self.owned and torch.compiler.is_compiling():  # which traces no weak references
+        if self.owned and torch.compiler.is_compiling():  # it cannot trace weak references
             return self.clone()
         return self._lend(TensorList(self.tensors, measure=self.measure))
 
     def own(self) -> TensorList:
-        """Return this list, moved to memory of its own unless it has some already."""
+        """Move this list to memory of its own, unless it has its own memory, and return it."""
         return self if self.owned else self._move(self.tensors, self.dtype)
 
     def to(self, dtype: torch.dtype) -> TensorList:
-        """Return this list if it has that dtype, otherwise a new list with converted values."""
+        """Return this list if it has this dtype, otherwise a new list with converted values."""
         if self.dtype == dtype:
             return self
         return TensorList(self.tensors, workspace=self.workspace)._move(self.tensors, dtype)
 
     def clone(self) -> TensorList:
-        """A new list with the same values."""
+        """Return a new list with the same values, in memory of its own."""
         return TensorList(copies(self.tensors, self.dtype), owned=True, measure=self.measure)
 
     def copy_(self, source: TensorList) -> TensorList:
-        """Take the values of `source`, keeping this list's dtype."""
+        """Copy the values of `source` into this list, which keeps its dtype, and return it."""
         if not self.owned:
             return self._move(source.tensors, self.dtype)
         self._unshare()
@@ -186,7 +216,7 @@ class TensorList:
         return self
 
     def _move(self, values: Sequence[Tensor], dtype: torch.dtype) -> TensorList:
-        """Move to memory of its own, with these values."""
+        """Move this list to memory of its own, with these values, and return it."""
         lasting = self._lasting(dtype)
         if lasting is None:
             return self._become(copies(values, dtype))
@@ -194,16 +224,19 @@ class TensorList:
         return self._become(lasting)
 
     def _lasting(self, dtype: torch.dtype) -> list[Tensor] | None:
-        """The workspace, if there is one of this dtype, and nothing else is in it."""
+        """Return the memory of the workspace, or None if there is none, or if it is in use."""
         return None if self.workspace is None else self.workspace(self.tensors, dtype)
 
     def _become(self, tensors: Sequence[Tensor]) -> TensorList:
-        self.tensors, self.owned, self.workspace = list(tensors), True, None
+        """Replace the tensors of this list by tensors that it owns, and return it."""
+        self.tensors = list(tensors)
+        self.owned = True
+        self.workspace = None
         self.loans = None
         return self
 
     def _lend(self, borrowed: L) -> L:
-        """Note that a list borrows the memory of this one, or of the list that this one borrows."""
+        """Register that a list borrows the memory of this list, or of its owner, and return it."""
         if self.loans is None and self.owned:
             self.loans = []
         if self.loans is not None:
@@ -212,7 +245,7 @@ class TensorList:
         return borrowed
 
     def _unshare(self) -> None:
-        """Move the lists that borrow the memory of this one, which is about to be written."""
+        """Move the lists that borrow the memory of this list, which is about to be written."""
         loans = self.loans or ()
         self.loans = None
         for loan in loans:
@@ -221,20 +254,23 @@ class TensorList:
                 borrowed._leave()
 
     def _leave(self) -> None:
-        """Move away from memory that its owner is about to write."""
+        """Move this list away from memory that its owner is about to write."""
         self.own()
 
     # ------------------------------------------------------------------ operators
 
+    # All methods that compute call `_new` or `_write`, which lists with deferred values override.
+    # The name is the name of a `torch._foreach_*` operator, or a key of STAND_INS.
+
     def _new(self, name: str, *operands: Any) -> TensorList:
-        """Run an operator into a new list."""
+        """Run an operator, and return its result as a new list."""
         if name in STAND_INS:
             return self._stand_in(name, *operands)
-        made = foreach(name, self.tensors, self._arguments(name, operands))
-        return TensorList(made, owned=True, measure=self.measure)
+        results = foreach(name, self.tensors, self._arguments(name, operands))
+        return TensorList(results, owned=True, measure=self.measure)
 
     def _write(self, name: str, *operands: Any) -> TensorList:
-        """Run an operator in place, or into new memory where this memory is borrowed."""
+        """Run an operator in place, or into new memory if this memory is borrowed."""
         if self.owned:
             self._unshare()
         if not self.owned and self._write_elsewhere(name, operands):
@@ -249,80 +285,88 @@ class TensorList:
         return self
 
     def _write_elsewhere(self, name: str, operands: Sequence[Any]) -> bool:
-        """Run an operator from borrowed memory straight into other memory: one pass, not two."""
+        """Run an operator that reads borrowed memory and writes other memory, in one pass.
+
+        Returns:
+            Whether the operator has run. Otherwise the list must move to other memory first.
+        """
         if self.workspace is not None:
             return name in OUT and self._fill(getattr(torch, name), operands)
         args = self._arguments(name, operands)
         firsts = [x[0] if isinstance(x, (list, tuple)) and x else x for x in args]
         if any([isinstance(x, Tensor) and x.dtype != self.dtype for x in firsts]):
-            return False  # the dtype of 0-dim tensors would change; in place it cannot
+            return False  # a new tensor could have another dtype, but in place the dtype must stay
         self._become(foreach(name, self.tensors, args))
         return True
 
     def _fill(self, operator: Callable[..., Any], operands: Sequence[Any]) -> bool:
-        """Run an operator into the workspace, where a call for each tensor is worth a pass."""
+        """Run an operator that writes the workspace, with a call per tensor, if tensors are large.
+
+        Returns:
+            Whether the operator has run.
+        """
         large = sum(map(Tensor.numel, self.tensors)) >= SMALL * len(self)
         lasting = self._lasting(self.dtype) if large else None
         if lasting is None or type(lasting[0]) is not Tensor:
             return False
         rows = [self._row(x) for x in operands]
-        for source, out, *each in zip(self.tensors, lasting, *rows, strict=True):
-            operator(source, *each, out=out)
+        for source, target, *args in zip(self.tensors, lasting, *rows, strict=True):
+            operator(source, *args, out=target)
         self._become(lasting)
         return True
 
     def _stand_in(self, name: str, *operands: Any) -> TensorList:
-        """An operator that torch has no `_foreach_*` for."""
+        """Run an operator of `STAND_INS`, and return its result as a new list."""
         rows = [self._row(x) for x in operands]
-        out = stand_in(name, self.tensors, rows)
-        return TensorList(out, owned=True, measure=self.measure)
+        results = stand_in(name, self.tensors, rows)
+        return TensorList(results, owned=True, measure=self.measure)
 
     # ------------------------------------------------------------------ operands
 
     def _row(self, x: Operand) -> list[Any]:
-        """An operand as one for each tensor."""
-        each = operand(x.tensors if isinstance(x, TensorList) else x, self.tensors)
-        return list(each) if isinstance(each, (list, tuple)) else [each] * len(self)
+        """Convert an operand to a list with an operand for each tensor."""
+        converted = operand(x.tensors if isinstance(x, TensorList) else x, self.tensors)
+        return list(converted) if isinstance(converted, (list, tuple)) else [converted] * len(self)
 
     def _arguments(self, name: str, operands: Sequence[Operand]) -> list[Any]:
-        """Operands as torch's foreach operators take them."""
-        given = [x.tensors if isinstance(x, TensorList) else x for x in operands]
-        return arguments(name, self.tensors, given)
+        """Convert operands for a foreach operator of torch."""
+        values = [x.tensors if isinstance(x, TensorList) else x for x in operands]
+        return arguments(name, self.tensors, values)
 
     def _promoted(self, x: TensorList) -> TensorList:
-        """Return a list, in the dtype of this one if that is wider: no product is rounded then."""
+        """Convert a list to the dtype of this list if that is wider, so that products are exact."""
         return x.to(torch.promote_types(x.dtype, self.dtype))
 
     # ------------------------------------------------------------------ arithmetic
 
     def add(self, x: Operand, alpha: float | Tensor = 1) -> TensorList:
-        """A new list: self + alpha · x"""
+        """Return a new list with self + alpha · x."""
         return self._new(*_sum(x, alpha))
 
     def add_(self, x: Operand, alpha: float | Tensor = 1) -> TensorList:
-        """self + alpha · x"""
+        """Write self + alpha · x into this list, and return it."""
         return self._write(*_sum(x, alpha))
 
     def lerp(self, end: Operand, weight: Operand) -> TensorList:
-        """A new list: self + weight · (end - self)"""
+        """Return a new list with self + weight · (end - self)."""
         return self._new("lerp", end, weight)
 
     def lerp_(self, end: Operand, weight: Operand) -> TensorList:
-        """self + weight · (end - self)"""
+        """Write self + weight · (end - self) into this list, and return it."""
         return self._write("lerp", end, weight)
 
     def addcmul_(self, a: TensorList, b: TensorList, value: float | Tensor = 1) -> TensorList:
-        """self + value · a · b"""
+        """Write self + value · a · b into this list, and return it."""
         if isinstance(value, Tensor):
             return self._write("addcmul", self._promoted(a).mul(value), b)
         return self._write("addcmul", a, b, value)
 
     def clamp(self, low: Operand, high: Operand) -> TensorList:
-        """A new list: low where self is below, high where it is above; NaN stays NaN"""
+        """Return a new list with self, limited to the range from low to high. NaN stays NaN."""
         return self._new("clamp_min", low).minimum_(high)
 
     def clamp_(self, low: Operand, high: Operand) -> TensorList:
-        """low where self is below, high where it is above; NaN stays NaN"""
+        """Limit this list to the range from low to high, and return it. NaN stays NaN."""
         if isinstance(low, (int, float)) and isinstance(high, (int, float)):
             return self._write("clamp", low, high)
         return self.maximum_(low).minimum_(high)
@@ -330,67 +374,72 @@ class TensorList:
     mul, mul_ = _with("mul", "self · x")
     div, div_ = _with("div", "self / x")
     sub, sub_ = _with("sub", "self - x")
-    maximum, maximum_ = _with("maximum", "The larger of self and x, entry by entry", "clamp_min")
-    minimum, minimum_ = _with("minimum", "The smaller of self and x, entry by entry", "clamp_max")
+    maximum, maximum_ = _with("maximum", "the larger of self and x for each element", "clamp_min")
+    minimum, minimum_ = _with("minimum", "the smaller of self and x for each element", "clamp_max")
     neg, neg_ = _both("neg", "-self")
     abs, abs_ = _both("abs", "|self|")
-    sign, sign_ = _both("sign", "-1, 0 or 1, as the sign of each entry")
+    sign, sign_ = _both("sign", "the sign of each element: -1, 0 or 1")
     sqrt, sqrt_ = _both("sqrt", "√self")
     rsqrt, rsqrt_ = _both("rsqrt", "1 / √self")
     reciprocal, reciprocal_ = _both("reciprocal", "1 / self")
     exp, exp_ = _both("exp", "e to the power of self")
-    expm1, expm1_ = _both("expm1", "e to the power of self, less 1: near 0 too")
-    log, log_ = _both("log", "The natural logarithm of self")
-    log1p, log1p_ = _both("log1p", "The natural logarithm of 1 + self: near 0 too")
-    tanh, tanh_ = _both("tanh", "The hyperbolic tangent of self")
+    expm1, expm1_ = _both("expm1", "e to the power of self, minus 1, accurate near 0")
+    log, log_ = _both("log", "the natural logarithm of self")
+    log1p, log1p_ = _both("log1p", "the natural logarithm of 1 + self, accurate near 0")
+    tanh, tanh_ = _both("tanh", "the hyperbolic tangent of self")
     sigmoid, sigmoid_ = _both("sigmoid", "1 / (1 + e to the power of -self)")
-    erf, erf_ = _both("erf", "The error function of self")
-    sin, sin_ = _both("sin", "The sine of self")
-    cos, cos_ = _both("cos", "The cosine of self")
-    isfinite = _both("isfinite", "where entries are neither infinite nor NaN")[0]
-    isinf = _both("isinf", "where entries are infinite")[0]
-    isnan = _both("isnan", "where entries are not a number")[0]
-    positive = _both("positive", "where entries are above zero")[0]
+    erf, erf_ = _both("erf", "the error function of self")
+    sin, sin_ = _both("sin", "the sine of self")
+    cos, cos_ = _both("cos", "the cosine of self")
+    isfinite = _both("isfinite", "masks of the elements that are neither infinite nor NaN")[0]
+    isinf = _both("isinf", "masks of the elements that are infinite")[0]
+    isnan = _both("isnan", "masks of the elements that are NaN")[0]
+    positive = _both("positive", "masks of the elements that are above zero")[0]
 
     def square(self) -> TensorList:
-        """A new list: self²"""
+        """Return a new list with self²."""
         return self._new("mul", self)
 
     def square_(self) -> TensorList:
-        """self²"""
+        """Write self² into this list, and return it."""
         return self._write("mul", self)
 
     def pow(self, exponent: Operand) -> TensorList:
-        """A new list: self to the power of the exponent"""
+        """Return a new list with self to the power of the exponent."""
         return self._new("pow", exponent)
 
     def pow_(self, exponent: Operand) -> TensorList:
-        """self to the power of the exponent"""
+        """Write self to the power of the exponent into this list, and return it."""
         return self._write("pow", exponent)
 
     def where(self, keep: Tensor | Iterable[Tensor], other: TensorList | float) -> TensorList:
-        """A new list: these values where `keep` holds, or other.
+        """Return a new list with the elements of self if `keep` is set, and otherwise of `other`.
 
-        `keep` has a mask or a flag for each tensor, or is one flag for all.
+        Args:
+            keep: A list with a mask or flag for each tensor, a vector with a flag for each tensor,
+                or one flag for all tensors.
+            other: The other elements.
         """
-        if isinstance(keep, Tensor):  # one is a vector too: as a number it would be no flag
+        if isinstance(
+            keep, Tensor
+        ):  # a single flag becomes a vector, which is not read on the host
             return self._new("where", keep if keep.dim() else keep.expand(len(self)), other)
         return self._new("where", keep if isinstance(keep, TensorList) else list(keep), other)
 
     def hypot(self, other: TensorList) -> TensorList:
-        """A new list: √(self² + other²), in range whatever the squares are."""
+        """Return a new list with √(self² + other²), without overflow of the squares."""
         return self._new("hypot", other)
 
     def atan2(self, other: TensorList) -> TensorList:
-        """A new list: the angle of the points (other, self), in range whatever the ratio is."""
+        """Return a new list with the angles of the points (other, self), in radians."""
         return self._new("atan2", other)
 
     def eq(self, x: Operand) -> TensorList:
-        """A new list: where entries equal x."""
-        return self._stand_in("eq", x)  # of entries: no kernel has it
+        """Return a new list with masks of the elements that are equal to x."""
+        return self._stand_in("eq", x)  # compiled kernels have no such operator
 
     def masked_fill_(self, masks: TensorList, value: float | Tensor) -> TensorList:
-        """The value where a mask holds."""
+        """Replace the elements of this list whose mask is set by `value`, and return it."""
         if self.owned:
             self._unshare()
         fill_(self.own().tensors, masks.tensors, value)
@@ -399,19 +448,22 @@ class TensorList:
     # ------------------------------------------------------------------ all of a tensor at once
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> TensorList:
-        """A new list: `fn` of each tensor, which `fn` must not write.
+        """Return a new list with fn(t) for each tensor t.
 
-        What `fn` returns is copied if it lies in the memory of the tensor, as a view does.
+        `fn` must not change the tensor. It may return a view of the tensor, which is then copied.
         """
         tensors = self.tensors
-        made = [call_user("TensorList.map: fn", fn, t) for t in tensors]
-        known = all_real(made) and not torch.compiler.is_compiling()
-        if not known or not storages(made).isdisjoint(storages(tensors)):
-            made = [t.clone() for t in made]
-        return TensorList(made, owned=True, measure=self.measure)
+        results = [call_user("TensorList.map: fn", fn, t) for t in tensors]
+        known = all_real(results) and not torch.compiler.is_compiling()
+        if not known or not storages(results).isdisjoint(storages(tensors)):
+            results = [t.clone() for t in results]
+        return TensorList(results, owned=True, measure=self.measure)
 
     def stack(self) -> Tensor:
-        """One vector of these 0-dim tensors, in float64 (float32 where the device has none)."""
+        """Return a vector with the values of a list of 0-dim tensors.
+
+        Its dtype is float64, or float32 if the device has no float64.
+        """
         vector = shared_memory(self.tensors)
         dtype = wide(self.tensors[0].device)
         if vector is None:
@@ -419,34 +471,39 @@ class TensorList:
         return vector.to(dtype, copy=True)
 
     def sum(self) -> Tensor:
-        """One vector: the sum of the entries of each tensor, as exact as norms are.
+        """Return a vector with the sum of the elements of each tensor, as accurate as norms.
 
-        Of a sharded parameter a list holds the part that is here.
+        If a parameter is sharded, its sum covers the shard of this rank.
         """
         real, imaginary = self.statistics(norms.NAMED["sum"]).unbind()
         return torch.complex(real, imaginary) if self.dtype.is_complex else real
 
     def dot(self, other: TensorList | Sequence[Tensor]) -> Tensor:
-        """One vector: the inner product of each tensor with its other, as exact as norms are.
+        """Return a vector with the inner product of each pair of tensors, as accurate as norms.
 
-        Of complex ones its real part. `Units.dot` is the one of whole parameters and of units.
+        If tensors are complex, it is the real part. If a parameter is sharded, its product covers
+        the shard of this rank. `Units.dot` covers whole parameters and units.
         """
         return norms.products(self.tensors, self._row(other))[0]
 
     def statistics(self, m: Measure) -> Tensor:
-        """The statistics of a norm order: a column for each tensor."""
+        """Return the statistics of the tensors for a norm order, as a column for each tensor."""
         return norms.statistics(self.tensors, m)
 
     def _row_statistics(self, rows: SliceRows, m: Measure) -> Tensor | None:
-        """The statistics of slices, a column for each, where a pass of this list measures them."""
+        """Return the statistics of slices, as a column for each slice.
+
+        The result is None if this list has no faster way to compute them.
+        """
         return None
 
 
 def _sum(x: Operand, alpha: float | Tensor) -> tuple[Any, ...]:
-    """The operator that adds alpha · x, and its operands."""
+    """Return the name of the operator that adds alpha · x, and its operands."""
     if isinstance(x, (int, float)):
         return "add", x * alpha
     if isinstance(alpha, Tensor):  # alpha= would read it on the host
         return "addcmul", x, alpha
-    plain = type(alpha) is int and alpha == 1  # as it is where nobody gave one
-    return ("add", x) if plain else ("add_scaled", x, alpha)
+    if type(alpha) is int and alpha == 1:  # the default
+        return "add", x
+    return "add_scaled", x, alpha

@@ -1,7 +1,8 @@
-"""Measures: the orders of a norm, and how the statistics of parts become the norm of a whole.
+"""Measures: the orders of norms, and how statistics of tensors are combined into norms of units.
 
-A statistic of one tensor is a column of a few numbers that combine over tensors: a norm for the
-p-norms, a maximum, a count, a sum, or mean and √M2 for std and var. Sums are taken in float64.
+A statistic of a tensor is a column with a few numbers: a norm, a maximum, a count or a sum. For std
+and var, it has the mean and √M2, where M2 is the sum of squared distances from the mean. Statistics
+of several tensors can be combined. Sums are computed in float64.
 """
 
 from __future__ import annotations
@@ -24,22 +25,32 @@ Ord: TypeAlias = "float | str"
 
 @dataclass(frozen=True)
 class Measure:
-    """A norm order: the kind of sum, and the power of a factor with which the norm grows."""
+    """The order of a norm.
+
+    Attributes:
+        kind: The kind of statistic.
+        p: The order of a p-norm, if `kind` is "power".
+        degree: The power of a factor of the tensors with which the norm grows.
+        mean: Whether the norm is a power mean. Otherwise it is a power sum.
+        root: Whether the norm is the standard deviation. Otherwise it is the variance.
+    """
 
     kind: Literal["power", "max", "count", "spread", "sum"]
     p: float = 2.0
     degree: int = 1
-    mean: bool = False  # a power mean rather than a power sum
-    root: bool = False  # std rather than var
+    mean: bool = False
+    root: bool = False
 
     @property
     def rows(self) -> int:
-        """The count of numbers in the statistic of a tensor."""
-        return {"spread": 3, "sum": 2}.get(self.kind, 1)
+        """The number of rows in the statistic of a tensor."""
+        if self.kind == "spread":
+            return 3
+        return 2 if self.kind == "sum" else 1
 
     @property
     def counts(self) -> bool:
-        """Whether norms need the number of entries beside the statistics."""
+        """Whether norms depend on the number of elements, in addition to the statistics."""
         return self.mean or self.kind == "spread"
 
 
@@ -56,7 +67,7 @@ NAMED = {
 
 
 def measure(order: Ord) -> Measure:
-    """The measure behind `ord`; raises ValueError with the choices."""
+    """Return the measure for an argument `ord`, or raise ValueError with the choices."""
     if isinstance(order, str) and order in {"inf", *NAMED}:  # "inf" as torch takes it
         return NAMED["linf" if order == "inf" else order]
     finite = not isinstance(order, int) or order.bit_length() < 1024  # so that a float can hold it
@@ -67,9 +78,16 @@ def measure(order: Ord) -> Measure:
 
 
 def merge(stats: Tensor, counts: Tensor | None, m: Measure) -> Tensor:
-    """Statistics of shape (rows, units, parts) as those of the units, (rows, units).
+    """Combine the statistics of parts into the statistics of units.
 
-    `counts` says of how many entries each part is, where the measure needs it: (units, parts).
+    Args:
+        stats: The statistics of the parts, of shape (rows, units, parts).
+        counts: The number of elements of each part, of shape (units, parts). It is only used if the
+            measure depends on it.
+        m: The measure.
+
+    Returns:
+        The statistics of the units, of shape (rows, units).
     """
     if m.kind == "power":
         return stats.squeeze(2) if stats.shape[2] == 1 else vector_norm(stats, m.p)
@@ -78,7 +96,7 @@ def merge(stats: Tensor, counts: Tensor | None, m: Measure) -> Tensor:
     if m.kind != "spread":
         return stats.sum(dim=2)
     assert counts is not None
-    scale = safe_scale(stats.abs().amax(dim=(0, 2)))  # squares must stay in range
+    scale = safe_scale(stats.abs().amax(dim=(0, 2)))  # keeps the squares below in range
     rows = stats / scale.unsqueeze(1)
     mean = (rows[:2] * counts).sum(dim=2) / counts.sum(dim=1).clamp(min=1)
     away = (rows[:2] - mean.unsqueeze(2)).square().sum(dim=0)
@@ -87,7 +105,13 @@ def merge(stats: Tensor, counts: Tensor | None, m: Measure) -> Tensor:
 
 
 def finish(stats: Tensor, count: Tensor | None, m: Measure) -> Tensor:
-    """The norms of units from their statistics, (rows, units); `count` is their size."""
+    """Compute the norms of units from their statistics.
+
+    Args:
+        stats: The statistics, of shape (rows, units).
+        count: The number of elements of each unit. It is only used if the measure depends on it.
+        m: The measure.
+    """
     if m.kind == "sum":
         return torch.hypot(stats[0], stats[1])
     if not m.counts:
@@ -129,15 +153,21 @@ def known_divisor(norm: Tensor, limit: float, sets: bool, degree: int) -> Tensor
 
 
 Divisions: TypeAlias = "Iterable[tuple[str, Any]]"
-"""Factors and divisors of tensors, one after another: pairs of "mul" or "div" and the operand."""
+"""Operations that are applied to tensors in order: pairs of "mul" or "div" and an operand."""
 
 
 def divisions(ratio: Tensor, dtype: torch.dtype, number: bool = False) -> Divisions:
-    """The factors and divisors that divide tensors of a dtype by `ratio`; none where all are 1.
+    """Return the operations that divide tensors of a dtype by a ratio.
 
-    A product, and an exact quotient where the dtype holds the ratio or its inverse badly or not at
-    all, so that no unit's bits depend on another's ratio. Where the ratio cannot be read it is one
-    quotient. The factor of a single unit may be a `number` of any size.
+    If the ratio cannot be read on the host, the only operation is a division. If all ratios are 1,
+    there is no operation. Otherwise the tensors are multiplied by the inverse of the ratio. If the
+    dtype cannot represent a ratio or its inverse well, they are also divided by a power of two,
+    which is exact. So the result for a unit does not depend on the ratios of other units.
+
+    Args:
+        ratio: The ratio of each unit.
+        dtype: The dtype of the tensors.
+        number: Whether the factor of a single unit may be a float, of any size.
     """
     if not readable(ratio):
         return [("div", ratio)]
@@ -153,7 +183,10 @@ def divisions(ratio: Tensor, dtype: torch.dtype, number: bool = False) -> Divisi
 
 
 def in_two(ratio: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A factor and a divisor that divide by a ratio of any size; the divisor mostly is 1."""
+    """Return a factor and a divisor that together divide by a ratio of any size.
+
+    The divisor is 1, unless the ratio is very large or very small.
+    """
     safe = safe_scale(ratio)
     most = 1e290 if dtype in DOUBLE else 1e30
     far = (safe < 1 / most) | (safe > most)
@@ -163,7 +196,11 @@ def in_two(ratio: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def factor_of(ratio: Tensor, dtype: torch.dtype) -> float:
-    """1 / ratio of a single ratio, rounded as an entry of a tensor would be where that holds it."""
+    """Return 1 / ratio for a single ratio.
+
+    It is rounded to float32 for tensors in float32, if float32 can represent it well. So it is
+    bitwise identical to the factor that several units have, which is an element of a tensor.
+    """
     x = ratio.item()
     factor = 1 / x if x else math.copysign(math.inf, x)
     single = dtype in (torch.float32, torch.complex64) and 1e-30 < abs(factor) < 1e30
@@ -171,7 +208,10 @@ def factor_of(ratio: Tensor, dtype: torch.dtype) -> float:
 
 
 def halves(factor: float, dtype: torch.dtype) -> tuple[float, float]:
-    """A factor as one that the dtype holds well, and a power of two to divide by: mostly 1."""
+    """Return a factor that the dtype can represent well, and a power of two to divide by.
+
+    The power of two is 1, unless the factor is very large or very small.
+    """
     if in_range(factor, dtype) or not factor or not math.isfinite(factor):
         return factor, 1.0
     divisor = 2.0 ** -math.floor(math.log2(abs(factor)) / 2)
@@ -179,14 +219,20 @@ def halves(factor: float, dtype: torch.dtype) -> tuple[float, float]:
 
 
 def in_range(x: float, dtype: torch.dtype) -> bool:
-    """Whether a dtype holds a number and its inverse."""
+    """Return whether a dtype can represent a number and its inverse well."""
     most = 1e290 if dtype in DOUBLE else 1e30
     return 1 / most < abs(x) < most
 
 
 def _ends(ratio: Tensor) -> tuple[float, float]:
-    """The smallest and the largest entry of a vector that can be read; NaN where one is."""
-    if ratio.numel() < 2:
-        return (ratio.item(),) * 2 if ratio.numel() else (1.0, 1.0)
+    """Return the smallest and the largest element of a vector on the host.
+
+    Both are NaN if an element is NaN, and 1 if the vector is empty.
+    """
+    if not ratio.numel():
+        return 1.0, 1.0
+    if ratio.numel() == 1:
+        x = ratio.item()
+        return x, x
     low, high = torch.aminmax(ratio)
     return low.item(), high.item()

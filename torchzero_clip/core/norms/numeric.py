@@ -1,6 +1,7 @@
-"""Questions to a tensor: may it be read, in which dtype is it summed, by which scale is it divided.
+"""Numerics: functions that keep norms accurate and in range, and that avoid synchronization.
 
-Reading a number back from a *CPU* tensor is free: `readable` says where it may be done.
+Reading a value of a CPU tensor on the host does not synchronize with a device. `readable` returns
+whether a tensor may be read.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from torchzero_clip.core.state import HALF
 from torchzero_clip.core.tensor_kinds import REAL, wide
 from torchzero_clip.core.torch_private import foreach
 
-PIECE = 2**20  # numbers of a tensor on CPU that are worked on at a time
+PIECE = 2**20
+"""The number of elements of a CPU tensor that are processed at once."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def readable(x: Tensor) -> bool:
-    """Whether values can be read without waiting for a device: plain tensors on CPU, where no
-    TorchFunctionMode says that they stand for others.
+    """Return whether the values of a tensor can be read on the host without synchronization.
+
+    This holds for plain tensors on CPU. A TorchFunctionMode may answer False, if its CPU tensors
+    are placeholders for other tensors.
     """
     plain = x.is_cpu and type(x) in REAL and not torch.compiler.is_compiling()
     if plain and has_torch_function_unary(x):
@@ -33,62 +37,83 @@ def readable(x: Tensor) -> bool:
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """At least float32: on CPU, dtype= alone would still sum in half precision."""
+    """Convert a tensor in half precision to float32.
+
+    On CPU, some reductions with `dtype=torch.float32` still sum in half precision.
+    """
     return x.float() if x.dtype in HALF else x
 
 
 def safe_scale(scale: Tensor) -> Tensor:
-    """A scale to divide by: 1 where it is 0, infinite or NaN."""
+    """Replace the elements of a scale that are 0, infinite or NaN by 1, to divide by it."""
     return scale.masked_fill(~((scale > 0) & (scale < math.inf)), 1)
 
 
 def finite(x: Tensor) -> Tensor:
-    """Where x is neither infinite nor NaN: two calls, of which torch's own makes four."""
+    """Return a mask of the elements that are neither infinite nor NaN.
+
+    This makes two calls, and torch.isfinite makes four.
+    """
     return x.abs() < math.inf
 
 
 def as_one_operator(f: F) -> F:
-    """A function that may look at what tensors hold: a TorchFunctionMode sees it as a whole."""
+    """Decorate a function so that a TorchFunctionMode receives one call of it.
+
+    The mode does not receive the calls of torch's operators inside. So the function may read values
+    of tensors, although a mode cannot record how the values are used.
+    """
 
     @functools.wraps(f)
-    def seen(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def dispatched(x: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not has_torch_function_unary(x):
             return f(x, *args, **kwargs)
-        return handle_torch_function(seen, (x,), x, *args, **kwargs)
+        return handle_torch_function(dispatched, (x,), x, *args, **kwargs)
 
-    seen.one_operator = True  # type: ignore[attr-defined]
-    return cast(F, seen)
+    dispatched.one_operator = True  # type: ignore[attr-defined]
+    return cast(F, dispatched)
 
 
 def is_one_operator(function: Any) -> bool:
-    """Whether it is such a function."""
+    """Return whether a function is decorated with `as_one_operator`."""
     return getattr(function, "one_operator", False)
 
 
 @as_one_operator
 def vector_norm(x: Tensor, p: float) -> Tensor:
-    """p-norm along the last dim, in the range that its result has."""
+    """Return the p-norm along the last dim, without overflow or underflow inside."""
     if readable(x) and x.dtype == torch.float64 and p <= 6:
         norm = torch.linalg.vector_norm(x, p, dim=-1)
         if all([1e-40 < n < 1e40 for n in norm.view(-1).tolist()]):
             return norm
-    ends = torch.finfo(x.dtype)  # what is infinite or no number stays so
-    safe = x.amax(dim=-1, keepdim=True).clamp(ends.tiny, ends.max)
+    # with a finite scale, a norm with an infinite or NaN element is still infinite or NaN
+    limits = torch.finfo(x.dtype)
+    safe = x.amax(dim=-1, keepdim=True).clamp(limits.tiny, limits.max)
     return (torch.linalg.vector_norm(x / safe, p, dim=-1, keepdim=True) * safe).squeeze(-1)
 
 
 @as_one_operator
 def eps_of(x: Tensor, dtype: torch.dtype) -> float:
-    """The step from 1 to the next number of a dtype, in which `x` was measured."""
+    """Return the distance from 1 to the next number of a dtype, in which `x` was measured."""
     return torch.finfo(dtype).eps
 
 
 def numbers(values: Sequence[float], like: Tensor | torch.device) -> Tensor:
-    """A vector of known numbers on a device, without a copy from the host that would wait."""
-    at = like if isinstance(like, torch.device) else like.device
-    dtype = wide(at) if isinstance(like, torch.device) else like.dtype
-    if at.type == "cpu":
-        return torch.tensor(values, dtype=dtype, device=at)
-    out = torch.zeros(len(values), dtype=dtype, device=at)
-    foreach("add_", list(out.unbind()), [float(v) for v in values])
-    return out
+    """Return a vector of known numbers, without a copy from the host, which would synchronize.
+
+    Args:
+        values: The numbers.
+        like: A tensor with the device and the dtype of the vector, or a device. With a device, the
+            dtype is float64, or float32 if the device has no float64.
+    """
+    if isinstance(like, torch.device):
+        device = like
+        dtype = wide(like)
+    else:
+        device = like.device
+        dtype = like.dtype
+    if device.type == "cpu":
+        return torch.tensor(values, dtype=dtype, device=device)
+    vector = torch.zeros(len(values), dtype=dtype, device=device)
+    foreach("add_", list(vector.unbind()), [float(v) for v in values])
+    return vector

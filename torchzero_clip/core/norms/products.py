@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.norms.numeric import as_one_operator, readable, safe_scale
-from torchzero_clip.core.norms.whole import CHUNK, MOST, largest, totals
+from torchzero_clip.core.norms.whole import CHUNK, CHUNK_ON_ACCELERATOR, largest, totals
 from torchzero_clip.core.small_tensors import copies, shares
 from torchzero_clip.core.stacks import batches, portion
 from torchzero_clip.core.state import DOUBLE
@@ -30,7 +30,7 @@ def products(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
     if any([a.dtype in DOUBLE or b.dtype in DOUBLE for a, b in pairs]):
         scales = [safe_scale(largest(list(side))) for side in zip(*pairs, strict=True)]
     scales_of = [scale.unbind() for scale in scales]
-    size = CHUNK if readable(pairs[0][0]) else portion(some, MOST)
+    size = CHUNK if readable(pairs[0][0]) else portion(some, CHUNK_ON_ACCELERATOR)
     rows: list[Factors] = []
     lengths: list[int] = []
     for i, (a, b) in enumerate(pairs):

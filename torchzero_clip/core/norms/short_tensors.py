@@ -1,8 +1,8 @@
-"""Rows: short tensors on CPU side by side in scratch memory, which torch reduces in one call.
+"""Reductions of short tensors on CPU, which are copied into rows of scratch memory.
 
-A copy in float64, filled up with zeros to whole rows, takes less than a call for each tensor.
-Nothing but a tensor itself decides what is computed for it, so that its norm has the same bits
-whatever is measured beside it.
+torch reduces all rows in one call. A copy in float64, filled up with zeros to whole rows, takes
+less time than a call for each tensor. The computation for a tensor depends on this tensor alone. So
+its norm is bitwise identical, whatever other tensors are measured at the same time.
 """
 
 from __future__ import annotations
@@ -22,19 +22,35 @@ from torchzero_clip.core.tensor_kinds import SHAPE
 from torchzero_clip.core.torch_private import foreach
 
 ROW = 256
-ROOM = 2**18  # numbers that scratch memory holds
-SHORT = 2**12  # entries of a tensor that is copied
+"""The number of elements of a row."""
+SCRATCH_SIZE = 2**18
+"""The number of elements of the scratch memory."""
+SHORT = 2**12
+"""The largest number of elements of a tensor that is copied."""
+PACKINGS_KEPT = 64
+"""The largest number of packings that a thread keeps."""
 
 
 class Reduction(NamedTuple):
-    """What a row becomes, one number, and how those of a tensor are joined."""
+    """A reduction of a tensor to one number: of each row first, and then of these numbers.
 
-    of_rows: Callable[[Tensor], Tensor]  # it may write to them
+    Attributes:
+        of_rows: Returns a number for each row. It may overwrite the rows.
+        how: How the numbers of the rows of a tensor are joined.
+        squares: Whether they are joined as the root of the sum of their squares.
+    """
+
+    of_rows: Callable[[Tensor], Tensor]
     how: Literal["sum", "max"] = "sum"
-    squares: bool = False  # whether the root of a sum of squares is taken
+    squares: bool = False
 
     def joined(self, numbers: Tensor, lengths: Tensor) -> Tensor:
-        """Each of some lengths of numbers as one, in float64."""
+        """Join the numbers of the rows of each tensor, in float64.
+
+        Args:
+            numbers: The numbers of the rows of all tensors.
+            lengths: The number of rows of each tensor.
+        """
         values = numbers.double()
         if self.squares:
             values = values * values
@@ -42,10 +58,11 @@ class Reduction(NamedTuple):
         return joined.sqrt_() if self.squares else joined
 
 
-POWERS: dict[float, Reduction] = {  # torch's own 1-norm takes four times the sum
-    1: Reduction(lambda rows: rows.abs_().sum(dim=1)),
+POWERS: dict[float, Reduction] = {
+    1: Reduction(lambda rows: rows.abs_().sum(dim=1)),  # vector_norm takes four times as long
     2: Reduction(partial(torch.linalg.vector_norm, ord=2, dim=1), squares=True),
 }
+"""The reductions to p-norms, by p."""
 LINF = Reduction(lambda rows: rows.abs_().amax(dim=1), "max")
 SUM = Reduction(lambda rows: rows.sum(dim=1))
 
@@ -53,7 +70,13 @@ SUM = Reduction(lambda rows: rows.sum(dim=1))
 def reduced(
     tensors: Sequence[Tensor], to: Reduction, long: Callable[[list[Tensor]], Tensor]
 ) -> Tensor:
-    """A number for each tensor, in float64; `long` makes those of tensors that are not copied."""
+    """Reduce each tensor to one number, in float64.
+
+    Args:
+        tensors: The tensors.
+        to: The reduction.
+        long: Reduces the tensors that are too long to be copied.
+    """
     packing = PACKINGS.of(tuple(map(SHAPE, tensors)))
     numbers = [
         to.joined(to.of_rows(batch.copy(tensors)), batch.lengths) for batch in packing.batches
@@ -65,18 +88,25 @@ def reduced(
 
 
 class Batch:
-    """Short tensors that are copied together: their places in a list, and in scratch memory."""
+    """Short tensors that are copied into scratch memory together.
+
+    Args:
+        indexes: The indices of the tensors in their list.
+        shapes: The shapes of all tensors of this list.
+        memory: The scratch memory.
+    """
 
     def __init__(self, indexes: list[int], shapes: Sequence[torch.Size], memory: Tensor) -> None:
         counts = [rows_of(shapes[i]) for i in indexes]
-        self.indexes, self.rows = indexes, memory[: sum(counts) * ROW].view(-1, ROW)
+        self.indexes = indexes
+        self.rows = memory[: sum(counts) * ROW].view(-1, ROW)
         parts = zip(indexes, self.rows.split(counts), strict=True)
         self.places = [part.view(-1)[: shapes[i].numel()].view(shapes[i]) for i, part in parts]
         self.full = sum(map(Tensor.numel, self.places)) == self.rows.numel()
         self.lengths = torch.tensor(counts, device="cpu")
 
     def copy(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The rows of these tensors."""
+        """Copy the tensors of this batch into their rows, and return the rows."""
         if not self.full:
             self.rows.zero_()
         foreach("copy_", self.places, [tensors[i] for i in self.indexes])
@@ -84,31 +114,36 @@ class Batch:
 
 
 class Packing:
-    """The batches of the short ones among tensors of some shapes, and the places of the others."""
+    """The batches for the short tensors of a list, and the indices of its long tensors.
+
+    Args:
+        shapes: The shapes of the tensors.
+        memory: The scratch memory.
+    """
 
     def __init__(self, shapes: Sequence[torch.Size], memory: Tensor) -> None:
         sizes = [shape.numel() for shape in shapes]
         short = [i for i, n in enumerate(sizes) if n <= SHORT]
         self.long = [i for i, n in enumerate(sizes) if n > SHORT]
         ends = itertools.accumulate([rows_of(shapes[i]) * ROW for i in short])
-        groups = batches([end // (ROOM - SHORT) for end in ends])
-        self.batches = [Batch([short[k] for k in some], shapes, memory) for some in groups]
+        groups = batches([end // (SCRATCH_SIZE - SHORT) for end in ends])
+        self.batches = [Batch([short[k] for k in group], shapes, memory) for group in groups]
         order = torch.tensor(short + self.long, device="cpu").argsort()
         self.order = None if bool((order.diff() == 1).all()) else order
 
 
 def rows_of(shape: torch.Size) -> int:
-    """The number of rows that hold a tensor."""
+    """Return the number of rows for a tensor of this shape."""
     return -(-shape.numel() // ROW)
 
 
 class Packings(threading.local):
-    """The scratch memory of a thread, and the packings of tensors in it."""
+    """The scratch memory of a thread, and the packings that were made for it, by shapes."""
 
     def __init__(self) -> None:
-        with torch.inference_mode(False):  # memory that is written outside of it as well
-            self.memory = torch.empty(ROOM, dtype=torch.float64, device="cpu")
-        self.of = functools.lru_cache(64)(functools.partial(Packing, memory=self.memory))
+        with torch.inference_mode(False):  # an inference tensor could not be written outside
+            self.memory = torch.empty(SCRATCH_SIZE, dtype=torch.float64, device="cpu")
+        self.of = functools.lru_cache(PACKINGS_KEPT)(functools.partial(Packing, memory=self.memory))
 
 
 PACKINGS = Packings()

@@ -1,6 +1,7 @@
-"""Statistics of whole tensors, right to 1e-6 whatever their size and range.
+"""Statistics of whole tensors, with a relative error of at most 1e-6 for any size and range.
 
-Only compiled kernels on CPU add up norms of their own, of order 1, 2 and inf.
+All engines use this module. Only compiled CPU kernels compute norms of order 1, 2 and inf
+themselves.
 """
 
 from __future__ import annotations
@@ -26,16 +27,21 @@ from torchzero_clip.core.state import DOUBLE, HALF
 from torchzero_clip.core.tensor_kinds import DTYPE, SHAPE, all_real, wide
 from torchzero_clip.core.torch_private import foreach
 
-FEW_ROWS = 2**10  # whose norms are joined together with those of others
-CHUNK = 2**16  # what is converted at a time
-MOST = 2**21  # the same where calls are dear
-SINGLE = frozenset((torch.float32, *HALF))  # whose squares float64 holds
-SHARED = (1, 2, math.inf)  # norms that torch takes of many tensors in one call on an accelerator
+FEW_ROWS = 2**10
+"""The largest length of vectors whose norms are computed in one call for all vectors."""
+CHUNK = 2**16
+"""The number of elements of a CPU tensor that are converted at once, so that they fit in cache."""
+CHUNK_ON_ACCELERATOR = 2**21
+"""The same on an accelerator, where calls are expensive."""
+ORDERS_IN_ONE_CALL = (1, 2, math.inf)
+"""The orders for which torch computes norms of many tensors in one call on an accelerator."""
+SINGLE = frozenset((torch.float32, *HALF))
+"""The dtypes whose squares float64 represents."""
 
 
 @as_one_operator
 def statistics(tensors: Sequence[Tensor], m: Measure) -> Tensor:
-    """The statistic of each tensor, a column each, in float64."""
+    """Return the statistic of each tensor, as a column in float64."""
     filled = list(tensors)
     if not all(map(Tensor.numel, tensors)):
         filled = [t if t.numel() else t.new_zeros(1) for t in tensors]
@@ -75,21 +81,23 @@ def joint_norm(tensors: Sequence[Tensor], m: Measure) -> Tensor | None:
 
 
 def largest(tensors: Sequence[Tensor]) -> Tensor:
-    """The largest magnitude of each tensor: NaN or infinite where one of its entries is."""
+    """Return the largest magnitude of each tensor. It is NaN or infinite if an element is."""
     return statistics(tensors, NAMED["linf"])[0]
 
 
 def _powers(real: list[Tensor], p: float) -> Tensor:
+    """Return the p-norm of each real tensor."""
     double = real[0].dtype in DOUBLE
     if readable(real[0]) and all_real(real):
         if p in POWERS and not double:
-            return reduced(real, POWERS[p], lambda some: _long_powers(some, p))
+            return reduced(real, POWERS[p], lambda long: _long_powers(long, p))
         norms = _joint_norms([_chunks(t, p) for t in real], p)
-        in_float64 = p <= 6 and not double  # which holds the powers
-        return norms if in_float64 else _in_range(norms, real, p, -280, 300)
+        if p <= 6 and not double:  # float64 can represent these powers of float32 values
+            return norms
+        return _in_range(norms, real, p, -280, 300)
     if real[0].is_cpu or p > 6 or double:
         real = [at_least_float32(t) for t in real]
-    if p > 6 or double:  # even float64 sums may leave the range
+    if p > 6 or double:  # sums in float64 may overflow
         safe = safe_scale(_maxima(real))
         real = list(foreach("div", real, list(safe.to(real[0].dtype).unbind())))
         return _joint_norms(real, p) * safe
@@ -97,42 +105,49 @@ def _powers(real: list[Tensor], p: float) -> Tensor:
 
 
 def _joint_norms(tensors: list[Tensor], p: float) -> Tensor:
-    """The norms of tensors as one vector, summed in float64 where there is one."""
+    """Return the norms of tensors as one vector. Sums are in float64 if the device has it."""
     dtype = wide(tensors[0].device)
-    if p in SHARED or tensors[0].is_cpu:
+    if p in ORDERS_IN_ONE_CALL or tensors[0].is_cpu:
         return torch.stack(foreach("norm", tensors, p, dtype=dtype))
     norm = torch.linalg.vector_norm
-    rows = in_stacks(
+    norms = in_stacks(
         tensors,
         lambda x: norm(x.flatten(1), p, dim=1, dtype=dtype),
         lambda t: norm(t, p, dtype=dtype),
     )
-    return torch.stack(rows)
+    return torch.stack(norms)
 
 
 def _long_powers(tensors: list[Tensor], p: float) -> Tensor:
-    """p-norms of tensors of many entries, most of them from those of rows in float32."""
+    """Return the p-norms of long tensors, from the norms of their rows in float32."""
     vectors = [_rows(t, p) if t.is_contiguous() else _chunks(t, p) for t in tensors]
     return _in_range(_norms_of_vectors(vectors, p), tensors, p, -25, 35)
 
 
 def _norms_of_vectors(vectors: list[Tensor], p: float) -> Tensor:
-    """The norm of each vector, of those that are short in one call."""
+    """Return the norm of each vector. All short vectors share one call."""
     lengths = list(map(Tensor.numel, vectors))
     if max(lengths) <= FEW_ROWS:
         return POWERS[p].joined(torch.cat(vectors), torch.tensor(lengths, device="cpu"))
     if min(lengths) > FEW_ROWS:
         return _joint_norms(vectors, p)
-    short = [n <= FEW_ROWS for n in lengths]
+    short = torch.tensor([n <= FEW_ROWS for n in lengths], device="cpu")
     norms = torch.empty(len(vectors), dtype=torch.float64, device="cpu")
-    for kind in (True, False):
-        some = [v for v, is_short in zip(vectors, short, strict=True) if is_short is kind]
-        norms[torch.tensor(short, device="cpu") == kind] = _norms_of_vectors(some, p)
+    norms[short] = _norms_of_vectors([v for v in vectors if v.numel() <= FEW_ROWS], p)
+    norms[~short] = _norms_of_vectors([v for v in vectors if v.numel() > FEW_ROWS], p)
     return norms
 
 
 def _in_range(norms: Tensor, tensors: list[Tensor], p: float, low: float, high: float) -> Tensor:
-    """p-norms, those again whose powers of p are not between two powers of ten."""
+    """Return p-norms, and compute norms again if their powers may have left the range.
+
+    Args:
+        norms: The norms.
+        tensors: The tensors.
+        p: The order.
+        low: The smallest accurate p-th power of a norm is 10**low.
+        high: The largest accurate p-th power of a norm is 10**high.
+    """
     least, most = [10.0 ** max(min(end / p, 300), -300) for end in (low, high)]
     smallest, largest = torch.aminmax(norms)
     if least < smallest.item() and largest.item() < most:
@@ -143,29 +158,32 @@ def _in_range(norms: Tensor, tensors: list[Tensor], p: float, low: float, high: 
 
 
 def _chunks(x: Tensor, p: float) -> Tensor:
-    """A vector with the norm of a tensor: itself, or the norms of parts that are cached."""
+    """Return a tensor with the same norm: the tensor itself, or the norms of its chunks."""
     if x.numel() <= CHUNK or not x.is_contiguous():
         return at_least_float32(x)
     return _joint_norms([at_least_float32(part) for part in x.view(-1).split(CHUNK)], p)
 
 
 def _rows(x: Tensor, p: float) -> Tensor:
-    """A vector with the norm of a tensor: the norms of its rows, and the entries after the last."""
+    """Return a vector with the same norm: the norms of all rows, and the elements after them."""
     n = x.numel() // ROW * ROW
     if p == 2 and x.dtype == torch.float32:
         if n == x.numel():
             return POWERS[p].of_rows(x.view(-1, ROW))
         flat = x.view(-1)
         return torch.cat([POWERS[p].of_rows(flat[:n].view(-1, ROW)), flat[n:]])
-    parts, room = [], PACKINGS.memory.view(torch.float32)
-    for piece in x.view(-1).split(len(room)):  # to convert half precision, and take |x|, in cache
-        n, here = len(piece) // ROW * ROW, room[: len(piece)].copy_(piece)
-        parts += [POWERS[p].of_rows(here[:n].view(-1, ROW)), here[n:].abs()]
+    parts = []
+    scratch = PACKINGS.memory.view(torch.float32)
+    for piece in x.view(-1).split(len(scratch)):  # scratch memory fits in cache
+        copy = scratch[: len(piece)].copy_(piece)
+        n = len(piece) // ROW * ROW
+        parts.append(POWERS[p].of_rows(copy[:n].view(-1, ROW)))
+        parts.append(copy[n:].abs())
     return torch.cat(parts)
 
 
 def _rescaled(tensors: list[Tensor], p: float) -> Tensor:
-    """p-norms of tensors over their largest entry, where that is a number to divide by."""
+    """Return the p-norms of tensors, which are divided by their largest magnitude inside."""
     norms = _maxima(tensors)
     for i in ((norms > 0) & norms.isfinite()).nonzero().flatten().tolist():
         norms[i] = torch.linalg.vector_norm(tensors[i].double() / norms[i], p) * norms[i]
@@ -173,19 +191,20 @@ def _rescaled(tensors: list[Tensor], p: float) -> Tensor:
 
 
 def _maxima(real: list[Tensor]) -> Tensor:
+    """Return the largest magnitude of each real tensor."""
     if readable(real[0]) and all_real(real):
         return reduced(real, LINF, _largest)
     return torch.stack(foreach("norm", real, math.inf)).to(wide(real[0].device))
 
 
 def _largest(tensors: list[Tensor]) -> Tensor:
-    """The largest magnitude of each tensor: _foreach_norm takes ten times that."""
+    """Return the largest magnitude of each CPU tensor, in a tenth of the time of _foreach_norm."""
     ends = [end for t in tensors for end in torch.aminmax(t)]
     return torch.stack(ends).view(-1, 2).abs().amax(dim=1).double()
 
 
 def totals(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of each tensor, its real and its imaginary part, a column each."""
+    """Return the sum of each tensor: a column with the real and the imaginary part."""
     dtype = wide(tensors[0].device)
     if not any([t.is_complex() for t in tensors]):
         real = _sums(list(tensors), dtype)
@@ -196,53 +215,73 @@ def totals(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _sums(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """The sum of each tensor."""
+    """Return the sum of each real tensor."""
     if readable(tensors[0]) and all_real(tensors):
-        return reduced(tensors, SUM, lambda some: _sums_apart(some, dtype))
-    return _sums_apart(tensors, dtype)
+        return reduced(tensors, SUM, lambda long: _separate_sums(long, dtype))
+    return _separate_sums(tensors, dtype)
 
 
-def _sums_apart(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
-    rows = in_stacks(tensors, lambda x: x.flatten(1).sum(1, dtype=dtype), lambda t: _sum(t, dtype))
-    return torch.stack(rows)
+def _separate_sums(tensors: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """Return the sum of each real tensor, without copies into scratch memory."""
+    sums = in_stacks(tensors, lambda x: x.flatten(1).sum(1, dtype=dtype), lambda t: _sum(t, dtype))
+    return torch.stack(sums)
 
 
 def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The sum of a tensor: rows in float32, right to 1e-7 of their magnitudes, then in float64."""
-    whole = x.numel() // ROW * ROW
-    if x.dtype == torch.float32 and readable(x) and whole and x.is_contiguous():
+    """Return the sum of a tensor.
+
+    On CPU, each row is summed in float32, with an error of 1e-7 relative to the magnitudes in the
+    row. The sums of rows are added in float64.
+    """
+    n = x.numel() // ROW * ROW
+    if x.dtype == torch.float32 and readable(x) and n and x.is_contiguous():
         flat = x.view(-1)
-        rows = flat[:whole].view(-1, ROW).sum(dim=1)
-        total = rows.sum(dtype=dtype) + flat[whole:].sum(dtype=dtype)
+        rows = flat[:n].view(-1, ROW).sum(dim=1)
+        total = rows.sum(dtype=dtype) + flat[n:].sum(dtype=dtype)
         if total.isfinite():
             return total
     return x.sum(dtype=dtype)
 
 
 def _spread(tensors: list[Tensor], most: int = 0) -> Tensor:
-    """Mean (real and imaginary part) and √M2 of each tensor: at once where one chunk holds it."""
-    most = most or portion(tensors, MOST)
+    """Return the mean (real and imaginary part) and √M2 of each tensor, as a column.
+
+    Args:
+        tensors: The tensors.
+        most: The largest number of elements that are converted at once on an accelerator. 0 means
+            that it depends on the size of all tensors.
+    """
+    most = most or portion(tensors, CHUNK_ON_ACCELERATOR)
     small = [i for i, t in enumerate(tensors) if _at_once(t, most)]
-    dtype, columns = wide(tensors[0].device), dict[int, Tensor]()
+    dtype = wide(tensors[0].device)
+    columns: dict[int, Tensor] = {}
     if small:
-        some = [tensors[i] for i in small]
-        rows = in_stacks(
-            some, lambda x: _var_mean(x.flatten(1), dtype, 1), lambda t: _var_mean(t, dtype)
+        small_tensors = [tensors[i] for i in small]
+        pairs = in_stacks(
+            small_tensors,
+            lambda x: _var_mean(x.flatten(1), dtype, 1),
+            lambda t: _var_mean(t, dtype),
         )
-        var, mean = torch.stack(rows).unbind(1)
-        m2 = var * numbers([tensors[i].numel() for i in small], var)
-        made = torch.stack([mean, torch.zeros_like(mean), m2.sqrt()])
+        var, mean = torch.stack(pairs).unbind(1)
+        m2 = var * numbers([t.numel() for t in small_tensors], var)
+        of_small = torch.stack([mean, torch.zeros_like(mean), m2.sqrt()])
         if len(small) == len(tensors):
-            return made
-        columns.update(zip(small, made.unbind(1), strict=True))
+            return of_small
+        columns.update(zip(small, of_small.unbind(1), strict=True))
     for i in set(range(len(tensors))) - set(small):
         t = tensors[i]
-        columns[i] = _moments(t) if readable(t) or not _is_plain(t) else _of_parts(t, most)
+        if readable(t) or not _is_plain(t):
+            columns[i] = _moments(t)
+        else:
+            columns[i] = _moments_by_parts(t, most)
     return torch.stack([columns[i] for i in range(len(tensors))], dim=1)
 
 
-def _of_parts(t: Tensor, most: int) -> Tensor:
-    """The same of a large tensor on an accelerator: a copy of all in float64 would be larger."""
+def _moments_by_parts(t: Tensor, most: int) -> Tensor:
+    """Return the mean and √M2 of a large tensor on an accelerator.
+
+    Only parts are converted to float64, because a copy of the whole tensor would need much memory.
+    """
     parts = list(t.reshape(-1).split(most))
     stats = _spread(parts, most).unsqueeze(1)
     counts = numbers([part.numel() for part in parts], stats).unsqueeze(0)
@@ -250,21 +289,24 @@ def _of_parts(t: Tensor, most: int) -> Tensor:
 
 
 def _var_mean(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> Tensor:
-    """Variance and mean, side by side in the last dim."""
+    """Return variance and mean, stacked along a new last dim."""
     return torch.stack(torch.var_mean(x.to(dtype), dim, correction=0), -1)
 
 
 def _at_once(t: Tensor, most: int) -> bool:
+    """Return whether a tensor is small enough to be converted at once."""
     return _is_plain(t) and t.numel() <= (CHUNK if readable(t) else most)
 
 
 def _is_plain(t: Tensor) -> bool:
+    """Return whether the squares of a real tensor stay in range in float64."""
     return t.dtype not in DOUBLE and not t.is_complex()
 
 
 def _moments(x: Tensor) -> Tensor:
-    """Mean (of the real and the imaginary part) and √M2, in two passes over float64 chunks."""
-    dtype, n = wide(x.device), x.numel()
+    """Return the mean (real and imaginary part) and √M2, in two passes over float64 chunks."""
+    dtype = wide(x.device)
+    n = x.numel()
     scale = torch.ones((), dtype=dtype, device=x.device)
     if x.dtype in DOUBLE:
         scale = safe_scale(x.abs().amax()).to(dtype)
@@ -274,13 +316,13 @@ def _moments(x: Tensor) -> Tensor:
         chunks = part.reshape(-1).split(CHUNK if readable(x) else max(n, 1))
         parts = [(chunk.to(dtype) / scale).sum() for chunk in chunks]
         means.append(torch.stack(parts).sum() / n)
-        rest = [((chunk.to(dtype) / scale) - means[-1]).square().sum() for chunk in chunks]
-        m2 = m2 + torch.stack(rest).sum()
+        squares = [((chunk.to(dtype) / scale) - means[-1]).square().sum() for chunk in chunks]
+        m2 = m2 + torch.stack(squares).sum()
     imaginary = means[1] if len(means) > 1 else torch.zeros_like(m2)
     return torch.stack([means[0], imaginary, m2.sqrt()]) * scale
 
 
 def _moduli(tensors: list[Tensor], p: float) -> list[Tensor]:
-    """Complex tensors as real ones of the same norm."""
+    """Return a real tensor with the same p-norm for each complex tensor."""
     flat = torch.view_as_real if p == 2 else torch.abs
     return [flat(t) if t.is_complex() else t for t in tensors]
