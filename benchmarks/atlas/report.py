@@ -216,8 +216,8 @@ def picture(curves: Sequence[Curve], page: str) -> str | None:
     width = LEFT + 2 * PANEL + GAP + 10
     return (
         f'<figure class="picture atlas">\n<svg viewBox="0 0 {width} {TOP + HEIGHT + axes.ROOM}" '
-        f'role="img" aria-label="{label}">{"".join(parts)}</svg>\n<figcaption>The size of the '
-        f"step in healthy ones, step by step around a spike of 1000 and a lasting jump by 4, "
+        f'role="img" aria-label="{label}">{"".join(parts)}</svg>\n<figcaption>The size '
+        f"of each step relative to healthy steps, around a spike of 1000 and a lasting jump by 4, "
         f"for {chain}: {spans}.</figcaption>\n</figure>"
     )
 

@@ -24,7 +24,7 @@ Losses = Iterator[tuple[Tensor, bool]]  # a loss at a time, and whether the batc
 
 @dataclass(frozen=True)
 class Training:
-    """A training whose norms are recorded. The limit is that of the run, behind the measurement."""
+    """A training whose norms are recorded. `limit` clips the run after the norm is measured."""
 
     about: str
     make: Callable[[], tuple[nn.Module, Losses]]
@@ -232,12 +232,12 @@ def play(net: Actor, poles: Poles) -> list[Tensor]:
 
 TRAININGS: dict[str, Training] = {
     "language": Training(
-        "a transformer of two layers on the harbour's log, nothing wrong",
+        "a transformer of two layers on the text of the demo, without bad batches",
         language(False), 0.01,
     ),
     "language_trouble": Training(
-        "the same, one batch in fifty noise with a loss 10 to 1000 times too large; a global limit "
-        "of 1 behind the measurement keeps it alive",
+        "the same; one batch in fifty is noise with a loss 10 to 1000 times too large, and a "
+        "global threshold of 1 after the measurement keeps the training alive",
         language(True), 0.01, limit=1.0,
     ),
     "images": Training(

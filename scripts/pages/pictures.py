@@ -54,13 +54,13 @@ def draw_curve(rule, norms=False):
     for kind, points in (("before", [(x, x) for x, _ in rows]), ("after", rows)):
         points = " ".join(at(x, y) for x, y in points)
         parts.append(f'<polyline class="{kind}" points="{points}"/>')
-    what = "norm" if norms else "entry"
+    what = "norm" if norms else "element"
     parts.append(axes.names(LEFT, TOP, WIDTH, HEIGHT, f"{what} before", f"{what} after"))
-    label = escape(f"What {rule} makes of a {what} of the gradient")
-    where = ", for a weight of norm 1" if norms else ", all those drawn in one tensor"
+    label = escape(f"The {what} of the gradient before and after {rule}")
+    where = ", for a weight of norm 1" if norms else ", with all elements in one tensor"
     caption = (
-        f'<figcaption><span class="after">{what} after</span> <code>{escape(rule)}</code>, for '
-        f'each <span class="before">{what} before</span>{where}.</figcaption>'
+        f'<figcaption><span class="after">{what} after</span> <code>{escape(rule)}</code> as a '
+        f'function of the <span class="before">{what} before</span>{where}.</figcaption>'
     )
     svg = (
         f'<svg viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + axes.ROOM}" role="img" '
@@ -232,7 +232,7 @@ def draw(rule):
     )
     caption = (
         f'<figcaption><span class="before">norm before</span> and <span class="after">after'
-        f"</span> <code>{escape(rule)}</code>, step by step: a spike at step {SPIKE}, and from "
-        f"step {JUMP} on four times the level.</figcaption>"
+        f"</span> <code>{escape(rule)}</code>, step by step, with a spike at step {SPIKE} "
+        f"and norms that are four times as large from step {JUMP} on.</figcaption>"
     )
     return f'<figure class="picture">{svg}{caption}</figure>'

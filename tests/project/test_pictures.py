@@ -21,7 +21,7 @@ FOUND = ROOT / "benchmarks" / "results"
     ("kind", "rule", "lower", "upright"),
     [
         ("picture", "ClipNorm(1.0)", "step", "norm"),
-        ("curve", "Sign()", "entry before", "entry after"),
+        ("curve", "Sign()", "element before", "element after"),
         ("norm curve", "ClipNorm(1.0)", "norm before", "norm after"),
         ("weights", "WeightEMA(0.9)", "step", "weight"),
         ("rows", "EqualRows()", "row", "norm"),
