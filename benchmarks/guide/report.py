@@ -117,7 +117,7 @@ def table(rows: tuple[Row, ...], trouble: str) -> str:
         lines.append((method, rate, middle_loss([*found.values()]), *cells))
     head = ("", "rate", "loss", "against no clipping", "against `global 1`")
     seeds = min(len(losses(rows, trouble, method)) for method in CASES[trouble])
-    return f"Of {seeds} seeds, the same for all methods:\n\n{markdown(head, lines)}"
+    return f"All methods use the same {seeds} seeds:\n\n{markdown(head, lines)}"
 
 
 def cell(comparison: Comparison | None) -> str:
