@@ -189,11 +189,13 @@ def table(results: list[Row]) -> str:
 
 
 def causes(results: list[Row]) -> str:
-    """Why cases differ or are not run, with how many there are of each."""
-    lines = []
+    """Return a table of the reasons why cases differ or are not run, each with its count."""
+    lines = ["| suite | result | cases | reason |", "|---|---|--:|---|"]
     for row in results:
         for words, why in (("differ", row.why_failed), ("not run", row.why_skipped)):
-            lines += [f"- {row.what}, {words}: {why}."] if why else []
+            for part in filter(None, re.split(r"; (?=\d+ × )", why)):
+                count, _, reason = part.partition(" × ")
+                lines.append(f"| {row.what} | {words} | {count} | {reason.rstrip('.')} |")
     return "\n".join(lines)
 
 

@@ -108,19 +108,27 @@ def one_tensor(grads: Tensor) -> None:
 
 
 TROUBLES: dict[str, Trouble] = {
-    "none": Trouble("nothing is wrong", lambda grads: None, lasts=None),
-    "spike ×10": Trouble("one gradient of noise, 10 times the usual norm", spike(10.0)),
-    "spike ×1000": Trouble("the same, 1000 times", spike(1000.0)),
-    "spike ×10⁶": Trouble("the same, a million times", spike(1e6)),
-    "burst": Trouble("ten gradients of noise in a row, 100 times", spike(100.0, LONG), lasts=LONG),
-    "jump ×4": Trouble("all gradients from now on are 4 times as long", jump(4.0), 4.0, lasts=0),
-    "jump ÷4": Trouble("a quarter as long", jump(0.25), 0.25, lasts=0),
-    "drift": Trouble("norms rise slowly, tenfold in 400 steps", drift, lasts=None),
-    "heavy tails": Trouble("all noise has a length of infinite variance", tails, lasts=None),
-    "zeros": Trouble("ten gradients of zero", silence, lasts=LONG),
-    "NaN": Trouble("one entry of one gradient is NaN", entry(torch.nan)),
-    "infinity": Trouble("one entry of one gradient is infinite", entry(torch.inf)),
-    "one tensor": Trouble("a spike of 1000 in one tensor of three", one_tensor),
+    "none": Trouble("healthy gradients", lambda grads: None, lasts=None),
+    "spike ×10": Trouble("one gradient is noise with 10 times the usual norm", spike(10.0)),
+    "spike ×1000": Trouble("one gradient is noise with 1000 times the usual norm", spike(1000.0)),
+    "spike ×10⁶": Trouble("one gradient is noise with a million times the usual norm", spike(1e6)),
+    "burst": Trouble(
+        "ten gradients in a row are noise with 100 times the usual norm",
+        spike(100.0, LONG),
+        lasts=LONG,
+    ),
+    "jump ×4": Trouble("all later gradients are 4 times as large", jump(4.0), 4.0, lasts=0),
+    "jump ÷4": Trouble("all later gradients are a quarter as large", jump(0.25), 0.25, lasts=0),
+    "drift": Trouble("the norms grow slowly, by a factor of 10 in 400 steps", drift, lasts=None),
+    "heavy tails": Trouble(
+        "the norm of the noise has infinite variance in all steps", tails, lasts=None
+    ),
+    "zeros": Trouble("ten gradients in a row are zero", silence, lasts=LONG),
+    "NaN": Trouble("one element of one gradient is NaN", entry(torch.nan)),
+    "infinity": Trouble("one element of one gradient is infinite", entry(torch.inf)),
+    "one tensor": Trouble(
+        "one gradient has a spike of 1000 in one of the three tensors", one_tensor
+    ),
 }
 LEVELS = [1.0, 4.0, 0.25]
 

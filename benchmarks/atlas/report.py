@@ -24,13 +24,13 @@ FIRST = "spike ×1000"  # the trouble that the table shows first, before Adam
 HEAD = {
     "place": "place",
     "rule": "rule",
-    "trouble": "trouble",
+    "trouble": "problem",
     "largest": "largest step",
-    "back": "back after",
-    "touched": "touched",
-    "averages": "averages",
-    "again": "again",
-    "along": "along",
+    "back": "steps to recover",
+    "touched": "steps changed",
+    "averages": "error of averages",
+    "again": "next spike",
+    "along": "cosine",
 }
 
 
@@ -84,13 +84,13 @@ def first_table(rows: Sequence[Row], pages: dict[str, str]) -> str:
 
 def troubles() -> str:
     lines = [f"| {name} | {trouble.about} |" for name, trouble in TROUBLES.items()]
-    return "\n".join(["| trouble | |", "|---|---|", *lines])
+    return "\n".join(["| problem | gradients |", "|---|---|", *lines])
 
 
 def settings() -> str:
     """The rules as they stand before Adam, or where else they can."""
     lines = [f"| {rule} | `{chain_of(rule, found.places[0])}` |" for rule, found in RULES.items()]
-    return "\n".join(["| rule | |", "|---|---|", *lines])
+    return "\n".join(["| rule | chain |", "|---|---|", *lines])
 
 
 # ---------------------------------------------------------------------- sentences
@@ -108,10 +108,11 @@ def in_front(rows: Sequence[Row]) -> Claim:
     after = find(rows, "ClipNorm", AFTER_ADAM, FIRST)
     none = find(rows, "no rule", AFTER_ADAM, FIRST)
     text = (
-        "**In front of Adam, not behind.** Behind Adam, `ClipNorm` bounds the step at a spike of "
-        f"1000, but the averages are {number(after.averages)} times their size away 400 steps "
-        f"later, as they are without a rule; in front of it {number(before.averages)} times, and "
-        f"after {number(before.back)} steps all is as before."
+        "**Clip before Adam, not after.** After Adam, `ClipNorm` limits the step in which a spike "
+        "of 1000 occurs. But 400 steps later, the relative error of Adam's averages is still "
+        f"{number(after.averages)}, as large as without clipping. If `ClipNorm` comes before Adam, "
+        f"the error is {number(before.averages)}, and Adam's steps are normal again after "
+        f"{number(before.back)} steps."
     )
     same = math.isclose(after.averages, none.averages, rel_tol=1e-3)
     return text, same and before.averages < 0.01 and before.back < AFTER
@@ -121,10 +122,11 @@ def adam_stops(rows: Sequence[Row]) -> Claim:
     spike = find(rows, "no rule", BEFORE_ADAM, "spike ×10⁶")
     calm = find(rows, "no rule", BEFORE_ADAM, "none")
     text = (
-        "**Adam does not leap, it stops.** Without a rule a spike of a million makes no step of "
-        f"Adam longer than {number(spike.largest)} healthy ones; but it is not back within 400 "
-        f"steps, and all steps together have a cosine of {number(spike.along)} with the signal, "
-        f"where it is {number(calm.along)} without the spike."
+        "**After a spike, Adam makes little progress.** Without clipping, a spike of a million "
+        f"makes no step of Adam longer than {number(spike.largest)} times the normal step. But the "
+        "steps are not normal again within 400 steps. The sum of all steps has a cosine of "
+        f"{number(spike.along)} with the true direction. Without the spike, the cosine is "
+        f"{number(calm.along)}."
     )
     return text, spike.largest < 5 and math.isinf(spike.back) and spike.along < calm.along / 2
 
@@ -133,10 +135,10 @@ def muon_turns(rows: Sequence[Row]) -> Claim:
     none = find(rows, "no rule", BEFORE_MUON, FIRST)
     clip = find(rows, "ClipNorm", BEFORE_MUON, FIRST)
     text = (
-        f"**Muon cannot leap at all, and loses its direction.** No step is longer than "
-        f"{number(none.largest)} healthy ones at a spike of 1000, with a rule or without; without "
-        f"one it is back after {number(none.back)} steps, behind `ClipNorm` after "
-        f"{number(clip.back)}."
+        "**After a spike, Muon's steps have a wrong direction.** With a spike of 1000, no step of "
+        f"Muon is longer than {number(none.largest)} times the normal step, with or without "
+        f"clipping. Without clipping, Muon needs {number(none.back)} steps to recover. With "
+        f"`ClipNorm` before Muon, it needs {number(clip.back)}."
     )
     return text, max(none.largest, clip.largest) < 1.5 and clip.back < none.back
 
@@ -145,11 +147,12 @@ def follow_or_forget(rows: Sequence[Row]) -> Claim:
     jumps = {rule: find(rows, rule, ALONE, "jump ×4").back for rule in ("ZClip", "AutoClip")}
     again = {rule: find(rows, rule, ALONE, FIRST).again for rule in ("ZClip", "AutoClip")}
     text = (
-        "**A rule that follows can be fooled.** `AutoClip`, which learns from raw norms, is at a "
-        f"level four times as high after {number(jumps['AutoClip'])} steps, and after one spike of "
-        f"1000 the next gets through {number(again['AutoClip'])} times as long as it would have; "
-        "`ZClip`, which learns from what it clipped, lets no more through than before, and is not "
-        "at the new level within 400 steps."
+        "**Adaptive rules either follow the norms or resist spikes.** `AutoClip` learns from the "
+        "norms before clipping. It adapts to norms that are four times as large after "
+        f"{number(jumps['AutoClip'])} steps. But after a spike of 1000, the next spike passes "
+        f"{number(again['AutoClip'])} times as large as without the first one. `ZClip` learns from "
+        "the norms after clipping. The next spike passes no larger than without the first one. But "
+        "`ZClip` does not adapt to the larger norms within 400 steps."
     )
     fooled = again["AutoClip"] > 10 and math.isclose(again["ZClip"], 1, abs_tol=0.01)
     return text, fooled and jumps["AutoClip"] < AFTER and math.isinf(jumps["ZClip"])
@@ -161,8 +164,8 @@ def numbers_that_are_none(rows: Sequence[Row]) -> Claim:
     names = ", ".join(f"`{rule}`" for rule in safe)
     count = len({r.rule for r in broken})
     text = (
-        f"**A NaN needs a guard.** Of {count} ways to stand in front of Adam, {len(safe)} keep one "
-        f"NaN from the weights: {names}."
+        f"**NaN needs a guard.** Of the {count} rules and settings before Adam, {len(safe)} keep a "
+        f"NaN gradient out of the weights: {names}."
     )
     return text, "Guard" in safe and "ClipNorm" not in safe
 

@@ -43,19 +43,20 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
         guide("not significantly different", CALM, *DECAYED),
         *NO_COST,
     ),
-    "In bad batches they contradict it": (guide("better", "bad batches", *DECAYED),),
-    "Layer norms, warm-up and decay together do not do what a limit alone does": (
+    "In bad batches our runs contradict the claim": (guide("better", "bad batches", *DECAYED),),
+    "Layer norms, warm-up and decay together do not replace clipping": (
         guide("worse", "bad batches", DECAYED[1], LIMIT),
     ),
-    "They do not make a limit unneeded.": [
+    "Warm-up and decay do not make clipping unnecessary.": [
         guide("better", trouble, *DECAYED) for trouble in ("exploding", "heavy tails")
     ],
-    "For such a trouble there is the atlas, where limits per tensor recover "
-    "sooner than a global limit.": (TENSORS,),
+    "For a spike in only one tensor, see Spikes in one tensor: there, thresholds per tensor "
+    "recover sooner than a global threshold.": (TENSORS,),
     "`SPAM`'s rate in bad batches is ahead of the next one by less than the two seeds differ.": (
         Seen("guide.csv: the losses of the two seeds of tuning", close_rates),
     ),
-    "They were not significantly better in any of the three troubles.": [
+    "Thresholds per tensor were not significantly better in any of the three settings with a "
+    "problem.": [
         guide(NOT_BETTER, trouble, *pair)
         for trouble in WRONG
         for pair in (("Adam, each tensor 1", LIMIT), ("Adam, AdaGC", "Adam, AdaGC, global"))

@@ -119,7 +119,7 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
         never("Adam"),
     ),
     "do not get there within 400 steps in any of ten seeds": (never("Adam"), never("Grokfast")),
-    "Both know by then what they learn from": (known("Adam"), known("Grokfast")),
+    "Both have memorized the sums of the training set by then.": (known("Adam"), known("Grokfast")),
     "Prodigy ends at a lower loss than D-Adaptation in all five tasks": [
         Compared("prodigy", ("Prodigy against D-Adaptation", task), "better") for task in TASKS
     ],
@@ -166,7 +166,7 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
             strict=True,
         )
     ],
-    "only on breast cancer is a constant learning rate worse than one that falls": [
+    "only on breast cancer is a constant learning rate worse than linear decay": [
         scheduled(
             "worse" if table == "breast_cancer" else "not significantly different",
             table,

@@ -48,7 +48,8 @@ def picture(rows: tuple[Row, ...], trouble: str) -> str:
     return (
         f'<figure class="picture">\n<svg viewBox="0 0 {LEFT + WIDTH + 25} {bottom + axes.ROOM}" '
         f'role="img" aria-label="Differences from no clipping: {trouble}">{"".join(parts)}</svg>\n'
-        "<figcaption>The difference in loss from no clipping, the Hodges–Lehmann shift of pairs "
-        "and its 95 % interval: left of 0 is better. A hollow dot is not "
-        "significantly different; at the left edge no clipping diverges.</figcaption>\n</figure>"
+        "<figcaption>The picture shows the difference in loss from training without clipping: "
+        "the Hodges–Lehmann shift of pairs and its 95 % interval. A dot left of 0 is better. A "
+        "hollow dot is not significantly different. A dot at the left edge means that training "
+        "without clipping diverges.</figcaption>\n</figure>"
     )

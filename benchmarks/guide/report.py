@@ -117,7 +117,7 @@ def table(rows: tuple[Row, ...], trouble: str) -> str:
         lines.append((method, rate, middle_loss([*found.values()]), *cells))
     head = ("", "rate", "loss", "against no clipping", "against `global 1`")
     seeds = min(len(losses(rows, trouble, method)) for method in CASES[trouble])
-    return f"Of {seeds} seeds, the same for all methods:\n\n{markdown(head, lines)}"
+    return f"All methods use the same {seeds} seeds:\n\n{markdown(head, lines)}"
 
 
 def cell(comparison: Comparison | None) -> str:
@@ -128,7 +128,7 @@ def others(rows: tuple[Row, ...], pairs: Sequence[tuple[str, str]]) -> str:
     """The comparisons of some pairs, in all troubles."""
     found = [x for (_, *pair), x in compare(rows).items() if tuple(pair) in pairs]
     lines = [(x.trouble, x.method, x.other, cell(x)) for x in found]
-    return markdown(("trouble", "", "against", ""), lines)
+    return markdown(("setting", "method", "compared with", "difference"), lines)
 
 
 def chains(rows: tuple[Row, ...]) -> str:
@@ -153,7 +153,7 @@ def budget(rows: tuple[Row, ...]) -> str:
         runs = sum(row.trouble == trouble and row.seed in TUNING for row in rows)
         counts = (len(methods), runs, sum(seeds), min(seeds), ends, split)
         lines.append((trouble, *map(str, counts)))
-    head = ("trouble", "methods", "tuning runs", "result runs", "seeds")
+    head = ("setting", "methods", "tuning runs", "result runs", "seeds")
     return markdown((*head, "rates 0.1 or 10", "tuning seeds disagree"), lines)
 
 

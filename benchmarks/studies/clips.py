@@ -138,15 +138,16 @@ def table() -> str:
 
 
 def causes() -> str:
-    """A sentence for each ✗, those of one cause together."""
+    """Return a table with a row for each cause of a ✗."""
     wrong: dict[tuple[str, str], list[str]] = {}
     for x in rows.read(RESULTS, Line):
         if not x.right:
             wrong.setdefault((x.case, x.why), []).append(x.library)
-    return "\n".join(
-        f"- **{case}**, {', '.join(names)}: {why.replace('|', '/')}."
+    lines = [
+        f"| {case} | {', '.join(names)} | {why.replace('|', '/')} |"
         for (case, why), names in wrong.items()
-    )
+    ]
+    return "\n".join(["| case | libraries | error |", "|---|---|---|", *lines])
 
 
 def main(given: Sequence[str] | None = None) -> None:

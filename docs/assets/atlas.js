@@ -12,7 +12,7 @@ document.addEventListener("DOMContentLoaded", () => {
   };
 
   const bar = document.createElement("p");
-  const lists = ["place", "rule", "trouble"].map((name, column) => {
+  const lists = ["place", "rule", "problem"].map((name, column) => {
     const list = document.createElement("select");
     const kinds = new Set(rows.map((row) => text(row, column)));
     for (const kind of [`every ${name}`, ...kinds]) list.add(new Option(kind));

@@ -40,7 +40,7 @@ def picture(found: Results) -> str:
     names = "digits, a batch of 256", "learning rate", "accuracy"
     ticks = {r: f"{r:g}" for r in RATES}
     panel = Panel(*names, lines, log="x", ticks=ticks, low=0.0, high=1.0)
-    return figure([panel], "On digits that are held out.")
+    return figure([panel], "Accuracy on held-out digits.")
 
 
 STUDY = Study(

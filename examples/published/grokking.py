@@ -60,7 +60,7 @@ def picture(found: Results) -> str:
         times = range(max(map(len, seeds)))
         lines[method] = [(EVERY * i, [v[min(i, len(v) - 1)] for v in seeds]) for i in times]
     panel = Panel("a + b modulo 97", "step", "accuracy on other sums", lines, low=0.0, high=1.0)
-    return figure([panel], f"A run ends at {100 * RIGHT:g} %.")
+    return figure([panel], f"A run ends at an accuracy of {100 * RIGHT:g} %.")
 
 
 def steps(values: list[float]) -> float:

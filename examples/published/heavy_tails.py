@@ -58,7 +58,7 @@ def picture(found: Results) -> str:
     view = {"ticks": {g: f"{2 ** (GROUPS - g)}" for g in groups}, "low": 0.0, "high": 5.0}
     names = "examples of a class", f"loss after {STEPS} steps"
     panels = [Panel(case, *names, lines[case], **view) for case in lines]
-    return figure(panels, "Guessing would have 4.84.")
+    return figure(panels, "Guessing gives a loss of 4.84.")
 
 
 STUDY = Study(

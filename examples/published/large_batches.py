@@ -48,7 +48,7 @@ def picture(found: Results) -> str:
     lines = {m: [p for b in BATCHES for p in found.points(str(b), m, [b])] for m in LIMITS}
     sizes = {b: str(b) for b in BATCHES}
     panel = Panel("digits", "batch", "accuracy", lines, log="x", ticks=sizes, low=0.0, high=1.0)
-    return figure([panel], "On digits that are held out; the rate grows with the batch.")
+    return figure([panel], "Accuracy on held-out digits. The learning rate grows with the batch.")
 
 
 def tightness(found: Results) -> Questions:

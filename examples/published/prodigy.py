@@ -61,7 +61,7 @@ def picture(found: Results) -> str:
         )
         for case in (*TABLES, NETWORK)
     ]
-    return figure(panels, "Adam has the best rate of its grid.")
+    return figure(panels, "Adam has the best learning rate of its grid.")
 
 
 def further(found: Results) -> Questions:

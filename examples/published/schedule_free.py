@@ -54,7 +54,7 @@ def picture(found: Results) -> str:
         )
         for case in TABLES
     ]
-    return figure(panels, "Each at its own best rate.")
+    return figure(panels, "Each method has its own best learning rate.")
 
 
 STUDY = Study(

@@ -65,7 +65,7 @@ def picture(found: Results) -> str:
         Panel("an LSTM, one seed", "gradient's norm", "curvature", points, log="xy", dots=True),
         Panel("x⁴", "start", "steps", steps, "xy", ticks={float(s): s for s in STARTS}),
     )
-    return figure(panels, "Each at its own best rate.")
+    return figure(panels, "Each method has its own best learning rate.")
 
 
 def halves(found: Results) -> Questions:

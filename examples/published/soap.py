@@ -52,7 +52,7 @@ def picture(found: Results) -> str:
     lines["Adam"] = [(n, ys) for n in EVERY for _, ys in found.points("", "Adam", [n])]
     names = "letters", "steps from one renewal to the next", "loss"
     panel = Panel(*names, lines, log="x", ticks={n: str(n) for n in EVERY})
-    return figure([panel], "Each at its own best rate.")
+    return figure([panel], "Each method has its own best learning rate.")
 
 
 def ageing(found: Results) -> Questions:

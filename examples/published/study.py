@@ -252,11 +252,14 @@ class Results:
         ends = sum(best in (grid[0], grid[-1]) for grid, best in searched)
         minutes = sum(row.seconds for row in self.rows) / 60
         tuned = f"{len(self.study.tuning)} more seed{'s' * (len(self.study.tuning) > 1)}"
-        text = f"{self.seeds} seeds; {len(self.rows)} runs, {minutes:.1f} minutes of one core."
+        text = (
+            f"This study has {self.seeds} seeds and {len(self.rows)} runs, which took "
+            f"{minutes:.1f} minutes of one core."
+        )
         if searched:
             text += (
-                f" Learning rates come from {tuned}: {ends} of the {len(searched)} that were "
-                "searched are the smallest or the largest that was tried."
+                f" Learning rates were searched with {tuned}. The best rate is at an end of the "
+                f"grid in {ends} of {len(searched)} searches."
             )
         return text
 

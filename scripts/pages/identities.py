@@ -80,19 +80,24 @@ def listed():
     parts = []
     for name, it in sorted(identities().items()):
         tolerance = ", ".join(f"{bound:g} in {kind(dtype)}" for dtype, bound in it.rtol.items())
-        held = "runs in every test" if it.in_torch else "its steps are recorded"
-        parts.append(
-            f"## {name}\n\n{it.claim}.\n\nAgainst {it.source}; {held}. At most {tolerance} apart, "
-            f"over the largest entry of the tensor.{excused(it)} The test is `{it.where}`."
-        )
+        held = "runs in every test" if it.in_torch else "recorded steps"
+        facts = [
+            f"reference: {it.source} ({held})",
+            f"largest relative difference: {tolerance}",
+            *excused(it),
+            f"test: `{it.where}`",
+        ]
+        parts.append("\n".join([f"## {name}\n\n{it.claim}.\n", *[f"- {fact}" for fact in facts]]))
     return "\n\n".join(parts)
 
 
 def excused(it):
-    """What no schedule changes, and whether rows have gaps, in words."""
-    constant = "; ".join(f"`{key}`, since {why}" for key, why in it.constant.items())
-    said = f" Constant: {constant}." if constant else ""
-    return said if it.inputs.gaps else f"{said} Every row has a gradient in every step."
+    """Yield what no schedule changes, and whether each row always has a gradient."""
+    if it.constant:
+        constant = "; ".join(f"`{key}`, because {why}" for key, why in it.constant.items())
+        yield f"constant in this test: {constant}"
+    if not it.inputs.gaps:
+        yield "every row has a gradient in every step"
 
 
 def kind(dtype):

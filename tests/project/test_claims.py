@@ -37,7 +37,7 @@ LEGENDS = (
     "not significantly worse (uncorrected interval: 0.01 to 0.06)",
     "we do not know whether separate thresholds make agents better",
     "fewer missed spikes need not mean a better agent",
-    "left of 0 is better",
+    "A dot left of 0 is better.",
     "A method with an unlucky choice looks worse than it is.",
 )
 """Sentences that say what a word or a picture means, or what cannot be said."""

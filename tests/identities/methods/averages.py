@@ -8,7 +8,7 @@ from tests.identities.follow import official_file
 from tests.identities.identity import optimizer
 from torchzero_clip import EMA, LR, Chain, ClipNorm, Mars, Sign, WeightDecay
 
-ALWAYS_ONE = "theirs is one"
+ALWAYS_ONE = "the reference always uses 1"
 
 
 def official_mars() -> Any:
@@ -32,7 +32,7 @@ def official_mars() -> Any:
         {"lr": 0.05, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1, "gamma": 0.1},
         {"lr": 0.02, "betas": (0.8, 0.95), "weight_decay": 0.0},
     ),
-    constant={"beta": "it is None, and so the first of betas", "max_norm": ALWAYS_ONE},
+    constant={"beta": "it is None here, and equals the first beta", "max_norm": ALWAYS_ONE},
 )
 def mars_adamw(groups: Any) -> Any:
     return official_mars()(groups, optimize_1d=True)

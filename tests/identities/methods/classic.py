@@ -38,7 +38,7 @@ def sgd_dampening(groups: Any) -> Any:
     source="torch.optim.SGD",
     ours=lambda **options: named("sgd", nesterov=True, **options),
     groups=({**DECAYED[0], "momentum": 0.9}, {**DECAYED[1], "momentum": 0.8}),
-    constant={"dampening": "torch takes none beside nesterov"},
+    constant={"dampening": "torch does not accept it together with `nesterov`"},
 )
 def sgd_nesterov(groups: Any) -> Any:
     return torch.optim.SGD(groups, momentum=0.9, nesterov=True)
@@ -95,7 +95,7 @@ def rmsprop_centered(groups: Any) -> Any:
         {**DECAYED[0], "alpha": 0.9, "eps": 1e-8, "momentum": 0.8},
         {**DECAYED[1], "alpha": 0.8, "eps": 1e-3, "momentum": 0.7},
     ),
-    constant={"dampening": "torch's RMSprop has none"},
+    constant={"dampening": "torch's RMSprop has no such option"},
 )
 def rmsprop_momentum(groups: Any) -> Any:
     return torch.optim.RMSprop(groups)
@@ -150,7 +150,7 @@ def adamw(groups: Any) -> Any:
         {**DECAYED[0], "betas": (0.9, 0.99), "eps": 1e-8},
         {**DECAYED[1], "betas": (0.8, 0.95), "eps": 1e-3},
     ),
-    constant={"factor": "it is what turns the sign"},
+    constant={"factor": "it changes the sign"},
 )
 def maximize(groups: Any) -> Any:
     return torch.optim.AdamW(groups, maximize=True)
@@ -328,7 +328,7 @@ def adafactor(groups: Any) -> Any:
         {**DECAYED[0], "eps": (None, 1e-3), "d": 1.0, "beta2_decay": -0.8},
         {**DECAYED[1], "eps": (None, 0.5), "d": 3.0, "beta2_decay": -0.5},
     ),
-    constant={"beta2_decay": "the other identity changes it", "d": "the other one does"},
+    constant={"beta2_decay": "another identity changes it", "d": "another identity changes it"},
 )
 def adafactor_plain(groups: Any) -> Any:
     return torch.optim.Adafactor(groups)

@@ -202,9 +202,9 @@ def zclip_percentile(groups: Any) -> Any:
     ours=lambda **options: AutoClip("percentile", warmup_steps=1, **options),
     groups=({"percentile": 60.0}, {}),
     constant={
-        "percentile": "its handler takes it once",
-        "ema_decay": "a window has none",
-        "window_size": "its history has no end",
+        "percentile": "the reference accepts it only once",
+        "ema_decay": "a window has no such option",
+        "window_size": "the history of the reference has no limit",
     },
     rtol={torch.float32: 1e-6, torch.float64: 1e-7},  # the window is kept in float32
 )
@@ -292,8 +292,8 @@ def slower(opt: Modular, step: int) -> None:
     ),
     keys={"beta": "momentum", "max_rms": "clipping_threshold"},
     constant={
-        "alpha": "its own schedule follows the steps",
-        "eps": "theirs joins the square of the gradient",
+        "alpha": "it has its own schedule over the steps",
+        "eps": "the reference adds it to the square of the gradient",
     },
     each_step=slower,
     inputs=Inputs(gaps=False),  # it counts the steps of a row, and ours are scheduled for a group

@@ -41,7 +41,7 @@ def schedule_free(name: str, groups: Any) -> Any:
         {**FREE[0], "betas": (0.9, 0.99), "eps": 1e-8},
         {**FREE[1], "betas": (0.7, 0.95), "eps": 1e-3},
     ),
-    constant={"beta": "it is None, and so the first of betas"},
+    constant={"beta": "it is None here, and equals the first beta"},
     inputs=STEPS_OF_A_GROUP,
     evaluates=True,
 )
@@ -58,7 +58,7 @@ def schedule_free_adamw(groups: Any) -> Any:
         {**FREE[0], "betas": (0.9, 0.99), "eps": 1e-8},
         {**FREE[1], "betas": (0.7, 0.95), "eps": 1e-3},
     ),
-    constant={"beta": "it is None, and so the first of betas"},
+    constant={"beta": "it is None here, and equals the first beta"},
     inputs=STEPS_OF_A_GROUP,
     evaluates=True,
 )
@@ -129,7 +129,7 @@ def ema_adamw(groups: Any) -> Any:
     source="ema_pytorch 0.8.3, `EMA`",
     ours=lambda lr, decay: Chain(LR(lr), WeightEMA(decay)),
     groups=({"lr": 0.05, "decay": 0.9}, {"lr": 0.02}),
-    constant={"decay": "theirs has one, for all parameters"},
+    constant={"decay": "the reference has one value for all parameters"},
     inputs=Inputs(gaps=False),  # its average moves where a parameter has no gradient
     evaluates=True,
     rtol=FLOAT32,  # its decay is one
@@ -160,7 +160,7 @@ def ema_pytorch(groups: Any) -> Any:
     source="diffusers 0.42.1, `training_utils.EMAModel`",
     ours=lambda lr, decay: Chain(LR(lr), WeightEMA(decay, every=2, warmup=True)),
     groups=({"lr": 0.05, "decay": 0.45}, {"lr": 0.02}),
-    constant={"decay": "theirs has one, for all parameters"},
+    constant={"decay": "the reference has one value for all parameters"},
     inputs=Inputs(gaps=False),  # its average moves where a parameter has no gradient
     evaluates=True,
 )
@@ -189,7 +189,7 @@ def ema_diffusers(groups: Any) -> Any:
     "`WeightDecay`, `Adam`, `LR`, `Lookahead` is Lookahead around Adam",
     source="pytorch_optimizer 4.1.0, `Lookahead`",
     groups=tuple({**group, "alpha": 0.3, "k": 6} for group in ADAM),
-    constant={"alpha": "theirs has one, for all groups"},
+    constant={"alpha": "the reference has one value for all groups"},
     inputs=STEPS_OF_A_GROUP,
     evaluates=True,
 )

@@ -20,8 +20,9 @@ from torchzero_clip import named
         {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.0},
     ),
     constant={
-        "betas": "it debiases the averages themselves, which is the same while these are constant",
-        "eps": "it keeps the square of what it was made with",
+        "betas": "the reference corrects the averages themselves, which is the same only while "
+        "they are constant",
+        "eps": "the reference keeps the square of the initial value",
     },
     inputs=Inputs(gaps=False),  # it counts the steps of a group, ours those of a parameter
 )
@@ -48,8 +49,8 @@ def stable_adamw(groups: Any) -> Any:
         {"lr": 0.02, "betas": (0.8, 0.9), "weight_decay": 0.01},
     ),
     constant={
-        "beta": "it is None, and so the second of betas",
-        "eps": "theirs has none that could stand where ours does, but 0",
+        "beta": "it is None here, and equals the second beta",
+        "eps": "the reference has no such value in this place, so it is 0",
     },
     # where an entry had no signal before the clip begins, theirs is held at zero until the next
     # reset and ours moves; it counts the steps of the model, ours those of a parameter
@@ -98,7 +99,7 @@ def spam(groups: Any) -> Any:
         "Reset/Adam/eps": "eps",
         "theta": "gamma3",
     },
-    constant={"every": "its reset steps once more with the old averages"},
+    constant={"every": "the reference takes one more step with the old averages at a reset"},
     # zeros lower the bound of theirs; its reset steps once more with the old averages, debiased as
     # if they were new, so no reset is among the steps
     inputs=Inputs(zero_start=False, zero_step=False),

@@ -9,7 +9,7 @@ from tests.identities.identity import optimizer, transformation
 from tests.identities.inputs import Inputs
 from torchzero_clip import Chain, ClipNorm, named
 
-NO_BOUNDS, NO_FACTOR = "theirs has no bounds", "theirs has no factor"
+NO_BOUNDS, NO_FACTOR = "the reference has no bounds", "the reference has no factor"
 STEPS_OF_A_GROUP = Inputs(gaps=False)  # timm counts them, ours those of a parameter
 
 
@@ -22,7 +22,7 @@ STEPS_OF_A_GROUP = Inputs(gaps=False)  # timm counts them, ours those of a param
         {"lr": 1.0, "weight_decay": 0.01, "trust_coefficient": 0.03, "momentum": 0.8},
     ),
     keys={"coefficient": "trust_coefficient"},
-    constant={"bounds": NO_BOUNDS, "dampening": "optax has none"},
+    constant={"bounds": NO_BOUNDS, "dampening": "optax has no such option"},
 )
 def lars(lr: Any, **options: Any) -> Any:
     return need("optax").lars(lr, **options)
@@ -74,7 +74,7 @@ def lamb_timm(groups: Any) -> Any:
         {"lr": 0.05, "betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 0.1},
         {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.01},
     ),
-    constant={"bounds": "timm's are 0 and 1", "coefficient": NO_FACTOR},
+    constant={"bounds": "timm always uses 0 and 1", "coefficient": NO_FACTOR},
     inputs=STEPS_OF_A_GROUP,
 )
 def lambc(groups: Any) -> Any:

@@ -22,7 +22,7 @@ GROUPS: Any = (
     {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1},
     {"lr": 0.02, "momentum": 0.8, "weight_decay": 0.0},
 )
-NO_FACTOR = "theirs has none"
+NO_FACTOR = "the reference has no such option"
 
 
 def official_muon() -> Any:
@@ -244,7 +244,10 @@ ODD: Any = (("a.wide", (5, 7)), ("a.tall", (7, 3)), ("b.square", (5, 5)), ("b.ze
     source="Chongjie-Si/AdaMuon 369f0b3, `gpt2/models/optimizers/adamuon.py`, in one precision",
     groups=({**GROUPS[0], "eps": 1e-8}, {**GROUPS[1], "eps": 2e-8}),
     keys={"beta": "momentum"},
-    constant={"alpha": "it is None, and so beta", "norm_value": "theirs is the number 0.2"},
+    constant={
+        "alpha": "it is None here, and equals `beta`",
+        "norm_value": "the reference always uses 0.2",
+    },
     # where sides are even, signs may become orthogonal with zeros that are rounding, of which
     # RMSprop makes entries like the others
     inputs=Inputs(ODD),
@@ -341,7 +344,7 @@ SCIONS: Any = (
     {"lr": 0.05, "beta": 0.9, "scale": 3.0},
     {"lr": 0.02, "beta": 0.5, "scale": 0.4},
 )
-BALL = {"weight_decay": "in theirs it is the learning rate, which is held"}
+BALL = {"weight_decay": "in the reference it is the learning rate, which stays constant"}
 EDGES = (*MATRICES, ("a.column", (5, 1)), ("b.row", (1, 4)))
 
 
@@ -398,7 +401,7 @@ DIONS: Any = (
     {"lr": 0.05, "fraction": 0.5, "mu": 0.95, "muon_beta2": 0.95, "weight_decay": 0.1},
     {"lr": 0.02, "mu": 0.8, "muon_beta2": 0.9, "weight_decay": 0.02},
 )
-BY_SHAPE = {"factor": "theirs has no other than that of the shape"}
+BY_SHAPE = {"factor": "the factor of the reference depends only on the shape"}
 
 
 def official_dion(name: str) -> Any:
@@ -481,8 +484,8 @@ SOAPS: Any = (
     {"lr": 0.02, "betas": (0.8, 0.9), "weight_decay": 0.0},
 )  # fmt: skip
 SAME = {
-    "beta": "theirs is that of the first step",
-    "eps": "theirs is added before the second average is corrected",
+    "beta": "the reference keeps the value of the first step",
+    "eps": "the reference adds it before the bias correction of the second average",
 }
 
 
@@ -542,7 +545,7 @@ def in_one_precision(official: Any) -> Any:
     "`InBasis(SOAPBasis(), Adam())`, `LR` is SOAP without decay, which it takes after the step",
     source="nikhilvyas/SOAP a1e5535, in one precision",
     groups=SOAPS,
-    constant={**SAME, "weight_decay": "theirs decays after the step"},
+    constant={**SAME, "weight_decay": "the reference decays after the step"},
     each_step=as_before_correction(first=2),
     inputs=BASES,
     within=same_null_spaces,
@@ -587,9 +590,9 @@ def is_soap_h(name: str, q_freq: int) -> Any:
         groups=tuple({**group, "q_freq": q_freq} for group in SOAP_H),
         keys={"betas": ("momentum", "ema_beta")},
         constant={
-            "beta": "it is None, and so the second of betas",
-            "coefficient": "theirs is 1",
-            "bounds": "theirs has none",
+            "beta": "it is None here, and equals the second beta",
+            "coefficient": "the reference always uses 1",
+            "bounds": "the reference has no such option",
         },
         # it never moves a weight of zeros; where a side is longer by one its null space is a line;
         # it counts steps of each parameter, here the link does
@@ -635,7 +638,7 @@ KL: Any = (
     "takes after the step",
     source="yorkerlin/KL-Methods a02e622, `KLOpt(using_klsoap=True)`, in one precision",
     groups=KL,
-    constant={"beta": SAME["beta"], "weight_decay": "theirs decays after the step"},
+    constant={"beta": SAME["beta"], "weight_decay": "the reference decays after the step"},
     inputs=Inputs(MATRICES, gaps=False),  # as SOAP's
     within=same_null_spaces,
     rtol={torch.float32: 1e-4, torch.float64: 1e-10},
@@ -666,8 +669,8 @@ SHAMPOOS: Any = (
         "Graft/norm_of/eps": "grafting_epsilon",
     },
     constant={
-        "Graft/direction_of/eps": "theirs is that of the last renewal",
-        "exponent": "theirs is that of the first step",
+        "Graft/direction_of/eps": "the reference uses the value at its last basis update",
+        "exponent": "the reference keeps the value of the first step",
     },
     inputs=Inputs(MATRICES, gaps=False),  # its number of the step is that of a group
     within=same_null_spaces,
@@ -782,7 +785,10 @@ def is_kron(name: str, every: int | None = None, **options: Any) -> Any:
         ours=lambda **given: named("kron", **given),
         groups=({**KRONS[0], **settings, **options}, KRONS[1]),
         keys={"beta": "b1"},
-        constant={"eps": "theirs has none", "max_rms": "theirs is the number 1.1"},
+        constant={
+            "eps": "the reference has no such option",
+            "max_rms": "the reference always uses 1.1",
+        },
         # a late first gradient is one to learn from, in theirs if it is one of every few steps
         inputs=Inputs(SIDES, gaps=every is None),
         rtol={torch.float32: 1e-5, torch.float64: 1e-11},

@@ -19,7 +19,7 @@ from tests.identities.inputs import Inputs
 from torchzero_clip import named
 
 RESTS = (4, 15)
-UNBOUNDED = "here nothing bounds how much d grows"
+UNBOUNDED = "the growth of d has no bound here"
 
 
 @dataclass(frozen=True)

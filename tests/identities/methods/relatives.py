@@ -19,8 +19,8 @@ ADAM: Any = (
     {"lr": 0.05, "betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 0.1},
     {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.01},
 )
-FIXED = "theirs is a function, which the constructor takes once"
-TINY = "theirs is not debiased, so that both have none to speak of"
+FIXED = "in the reference it is a function, which only the constructor accepts"
+TINY = "the reference has no bias correction, so both use a negligible value"
 
 
 class Alone:

@@ -15,13 +15,14 @@ PATHS = ["tests", "."]
 SETTINGS: dict[str, str] = {}
 
 LEFT_OUT = {
-    "UpdateFunctionTest|MAdamUpdateTest": "about functions of theirs alone",
-    "SimplifiedAdEMAMix": "no chain is this method",
-    "init_group|logs_error": "about a method or a message of theirs",
+    "UpdateFunctionTest|MAdamUpdateTest": "the case tests functions that only NVIDIA's library has",
+    "SimplifiedAdEMAMix": "this library does not have the method",
+    "init_group|logs_error": "the case tests a method or an error message of NVIDIA's classes",
 }
 DIFFERS = {
-    "closure_unsupported": "a closure is taken, where theirs refuse it",
-    "state_keys": "an entry of the state is named after its link, as `EMA/ema`, not `exp_avg`",
+    "closure_unsupported": "chains accept a closure, and NVIDIA's optimizers raise an error",
+    "state_keys": "the name of a state tensor starts with its link, for example `EMA/ema` "
+    "instead of `exp_avg`",
 }
 
 

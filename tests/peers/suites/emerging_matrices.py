@@ -22,14 +22,17 @@ FILES = {
 }
 LEFT_OUT = {
     "TestMuonUtils|TestBatched|no_op|radial_brake|orthogonalized_optimizer|constructor|_syrk_falls|"
-    "raises_(value|type)_error": "about functions and arguments of theirs alone",
-    "underflowed_norm": "no iteration at all, which `Orthogonalize` refuses",
-    "clips_singular_values_to_range": "it raises small singular values too, as no rule does",
-    "hyperball": "`Hyperball` keeps the norm that weights begin with, and takes no other",
+    "raises_(value|type)_error": "the case tests functions or arguments that only NVIDIA's "
+    "library has",
+    "underflowed_norm": "the case uses zero iterations, which `Orthogonalize` does not accept",
+    "clips_singular_values_to_range": "the function also raises small singular values, which no "
+    "rule does",
+    "hyperball": "`Hyperball` keeps the initial norm of the weights, and accepts no other norm",
 }
 DIFFERS = {
-    "relative_update_eps_boundary": "`TrustRatio` follows norms however small, where theirs below "
-    "eps make the update 0",
+    "relative_update_eps_boundary": "`TrustRatio` uses norms of any size, and NVIDIA's update "
+    "is 0 if a "
+    "norm is below eps",
 }
 
 

@@ -27,8 +27,10 @@ SETTINGS = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(RANKS)}
 PROCESSES = 0  # each case begins its own
 FILES = {"tests/test_distributed_muon_utils_cpu.py": "b100b9d94e9b"}
 LEFT_OUT = {
-    "NewtonSchulzStepCpu": "about one step without its norm, which is no rule",
-    "fall_back_to_non_tp|use_syrk": "about functions and arguments of theirs alone",
+    "NewtonSchulzStepCpu": "the case tests one iteration without normalization, which is not a "
+    "rule",
+    "fall_back_to_non_tp|use_syrk": "the case tests functions or arguments that only NVIDIA's "
+    "library has",
 }
 DIFFERS: dict[str, str] = {}
 

@@ -45,7 +45,7 @@ NAMED: dict[str, dict[str, Any]] = {
     "nadam": {"eps": 0.0, "decoupled_weight_decay": True},
     "mars_adamw": {"eps": 0.0},
 }
-LEFT_OUT = {r"\[unscaled_adamw\]": "no chain is this method"}
+LEFT_OUT = {r"\[unscaled_adamw\]": "this library does not have the method"}
 DIFFERS: dict[str, str] = {}
 
 

@@ -23,7 +23,8 @@ PATHS = ["."]
 SETTINGS: dict[str, str] = {}
 LEFT_OUT: dict[str, str] = {}
 DIFFERS = {
-    "swings.*trivial": "the pull only grows in these 100 steps, and no rate comes within 0.004",
+    "swings.*trivial": "the gradient only grows in these 100 steps, and no learning rate ends "
+    "within 0.004",
 }
 
 

@@ -53,7 +53,7 @@ def put_ours() -> None:
     from optax._src import alias
 
     def left_out(**_: Any) -> None:
-        pytest.skip("no chain has this name")
+        pytest.skip("no method of this library has this name")
 
     chains = {name: partial(transformation, *row) for name, row in OURS.items()}
     for name, factory in (dict.fromkeys(THEIRS.split(), left_out) | chains).items():

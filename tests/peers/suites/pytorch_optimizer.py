@@ -32,19 +32,23 @@ ITS_OWN = (
 )
 
 LEFT_OUT = {
-    rf"\[(?!({'|'.join(OURS)})(_\(|\]))": "no chain has this name",
+    rf"\[(?!({'|'.join(OURS)})(_\(|\]))": "no method of this library has this name",
     rf"'({ITS_OWN.replace(' ', '|')})'|'eps': None|shampoo_.*momentum|test_norm|"
-    r"resume\[(spam|stablespam|adafactor|kron)\]|frequency\[shampoo": "an argument that it alone "
-    "has",
-    "test_init_group": "about a method of its own",
+    r"resume\[(spam|stablespam|adafactor|kron)\]|frequency\[shampoo": "the case uses an "
+    "argument that only pytorch_optimizer has",
+    "test_init_group": "the case tests a method that only pytorch_optimizer has",
 }
 DIFFERS = {
-    r"epsilon\[(adafactor|came)\]": "`eps` is a pair here, and one number another error than a "
-    "negative one",
-    r"test_training\[lars_": "its LARS leaves vectors to plain momentum; ours scales every tensor",
-    r"test_training\[lamb_": "its LAMB steps by lr / (1 - β₁ᵗ), ten times lr at first; ours by lr",
-    r"test_training\[radam_.*complex": "at a rate of 5 its RAdam, which stands still at first, "
-    "comes nearer; ours steps by the momentum then, as torch's does",
+    r"epsilon\[(adafactor|came)\]": "`eps` is a pair in this library, so a single number raises "
+    "another "
+    "error than a negative number",
+    r"test_training\[lars_": "its LARS uses plain momentum for vectors, and ours scales every "
+    "tensor",
+    r"test_training\[lamb_": "its LAMB uses lr / (1 - β₁ᵗ), at first ten times lr, and ours "
+    "uses lr",
+    r"test_training\[radam_.*complex": "at a learning rate of 5, its RAdam does not move at "
+    "first and ends "
+    "nearer, and ours steps by the momentum, as torch's does",
 }
 
 

@@ -42,13 +42,13 @@ OURS = {name.replace("_", ""): (name, {}) for name in NAMES} | THEIRS  # timm cu
 CAREFUL = ("adan", "adanw", "adopt", "lamb", "laprop", "lion", "mars", "nadamw")
 
 LEFT_OUT = {
-    r"compiled_foreach|compiled_muon|param_groups": "about timm's own classes and groups",
-    rf"\[(?!(lookahead_|c(?=({'|'.join(CAREFUL)})\]))?({'|'.join(OURS)})\])": "no chain has "
-    "this name",
+    r"compiled_foreach|compiled_muon|param_groups": "the case tests timm's own classes and groups",
+    rf"\[(?!(lookahead_|c(?=({'|'.join(CAREFUL)})\]))?({'|'.join(OURS)})\])": "no method of "
+    "this library has this name",
 }
 DIFFERS = {
-    r"test_lars\[n?lars\]": "timm leaves LARS's ratio out where weight_decay is 0; with "
-    "`always_adapt=True` it ends at the same distance",
+    r"test_lars\[n?lars\]": "timm does not scale LARS if weight_decay is 0, and ends at the same "
+    "distance with `always_adapt=True`",
 }
 
 

@@ -10,7 +10,7 @@ FILES = {"test/distributed/_tensor/test_optimizers.py": "a8a86b65fa5d"}
 PATHS = ["test"]
 SETTINGS = {"PYTEST_ADDOPTS": "--noconftest", "OMP_NUM_THREADS": "1"}
 PROCESSES = 0  # each case begins its own
-LEFT_OUT = {"foreach_supported_types": "about a list of torch's"}
+LEFT_OUT = {"foreach_supported_types": "the case tests an internal list of torch"}
 DIFFERS: dict[str, str] = {}
 OURS = (
     "SGD Adam AdamW Adagrad RMSprop Adadelta NAdam RAdam Adamax ASGD Rprop Adafactor"  # as in torch

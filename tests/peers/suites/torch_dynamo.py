@@ -7,10 +7,11 @@ COMMIT = "v2.6.0"
 FILES = {"test/dynamo/test_optimizers.py": "614baec1e3dc"}
 PATHS = ["test"]
 SETTINGS = {"PYTEST_ADDOPTS": "--noconftest"}
-LEFT_OUT = {"test_init_group": "about an optimizer of its own"}
+LEFT_OUT = {"test_init_group": "the case tests an optimizer of the test file"}
 DIFFERS = {
-    "over_tensor_with_requires_grad": "the first step makes the state, and has a graph of its own "
-    "besides the two that the test counts",
+    "over_tensor_with_requires_grad": "the first step creates the state in a third graph, and "
+    "the test "
+    "expects two",
 }
 
 

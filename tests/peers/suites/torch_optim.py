@@ -21,23 +21,29 @@ SETTINGS = {
 
 LEFT_OUT: dict[str, str] = {}
 DIFFERS = {
-    r"test_fused_error_on_params_on_meta_": "parameters on the device meta step as others do, "
-    "where torch's fused kernels refuse them",
-    r"test_load_state_dict_post_hook_(mars_adamw|soap)_": "the learning rate that the test takes "
-    "for a sign of its own hook is the default here",
-    r"test_non_empty_state_(SGD|scion)_": "without momentum there is no state, and an empty entry "
-    "for it",
-    r"test_fused_matches_forloop_(klsoap|kron|shampoo|soap|soap_hyperball)_": "that a matrix has "
-    "begun is a number of the host in its state, where the test takes all for tensors",
-    r"test_param_group_with_lrscheduler_goes_right_direction_schedule_free_sgd_": "its rate is 1 "
-    "where none is given, from which schedulers of this test go up",
-    r"test_step_is_noop_for_zero_grads_ASGD_": "it shrinks weights by its own `lambd`, as "
-    "torch's does",
-    r"test_step_is_noop_for_zero_grads_yogi_": "its averages begin at 1e-6, as its authors have it",
-    r"test_complex_2d_(lamb|lambc|lars)_": "the norm of a complex tensor is not the norms of its "
-    "two parts",
-    r"test_complex_AGC_": "pairs of real numbers are other rows",
-    r"test_complex_stable_spam_": "a complex entry is cut by its magnitude",
+    r"test_fused_error_on_params_on_meta_": "a step accepts parameters on the meta device, and "
+    "torch's fused "
+    "kernels raise an error",
+    r"test_load_state_dict_post_hook_(mars_adamw|soap)_": "the test recognizes its hook by a "
+    "learning rate that is the default of "
+    "this method",
+    r"test_non_empty_state_(SGD|scion)_": "without momentum, the state of a parameter is an "
+    "empty dict",
+    r"test_fused_matches_forloop_(klsoap|kron|shampoo|soap|soap_hyperball)_": "the state "
+    "contains a Python number, which marks that a matrix has "
+    "started, and the test expects only tensors",
+    r"test_param_group_with_lrscheduler_goes_right_direction_schedule_free_sgd_": "its default "
+    "learning rate is 1, and the schedulers of this test "
+    "increase it",
+    r"test_step_is_noop_for_zero_grads_ASGD_": "ASGD shrinks weights by its `lambd`, as torch's "
+    "ASGD does",
+    r"test_step_is_noop_for_zero_grads_yogi_": "the averages of Yogi start at 1e-6, as in the "
+    "authors' code",
+    r"test_complex_2d_(lamb|lambc|lars)_": "the norm of a complex tensor differs from the norms "
+    "of its real and "
+    "imaginary parts",
+    r"test_complex_AGC_": "as pairs of real numbers, a complex matrix has other rows",
+    r"test_complex_stable_spam_": "a complex element is clipped by its magnitude",
 }
 
 

@@ -7,7 +7,7 @@ COMMIT = "v2.6.0"
 FILES = {"test/optim/test_lrscheduler.py": "316d639a6b5d"}
 PATHS = ["test"]
 SETTINGS = {"PYTEST_ADDOPTS": "--noconftest", "OMP_NUM_THREADS": "1"}
-LEFT_OUT = {"verbose_deprecation_warning": "about an argument that torch has no more"}
+LEFT_OUT = {"verbose_deprecation_warning": "the case tests an argument that torch has removed"}
 DIFFERS: dict[str, str] = {}
 
 

@@ -19,7 +19,7 @@ COMMIT = "v2.6.0"
 FILES = {"test/optim/test_swa_utils.py": "560316fe3ae6"}
 PATHS = ["test"]
 SETTINGS = {"PYTEST_ADDOPTS": "--noconftest", "OMP_NUM_THREADS": "1"}
-LEFT_OUT = {"use_multi_avg_fn_False": "the average is a function of the test"}
+LEFT_OUT = {"use_multi_avg_fn_False": "the case passes its own averaging function"}
 DIFFERS: dict[str, str] = {}
 
 
