@@ -85,7 +85,8 @@ def picture(lines: Sequence[Line], trace: str) -> str:
         f'aria-label="False alarms and missed spikes: {trace}">{"".join(parts)}</svg>\n'
         f"<figcaption><code>{trace}</code>, spikes {own[0].spikes}: the share of good steps that a "
         "rule clips, and the share of spikes that it misses. Each dot is one sensitivity of a "
-        "rule. The lower left corner is best. The axes stretch small shares.</figcaption>\n</figure>"
+        "rule. The lower left corner is best. The axes stretch small shares.</figcaption>\n"
+        "</figure>"
     )
 
 
