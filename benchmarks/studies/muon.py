@@ -182,7 +182,7 @@ def in_parts(shapes: Shapes, device: str) -> dict[str, Step]:
     """Ours, with batches as they are and with others of at most so many entries."""
     most = batches.MOST_ON_CPU
     sizes = {f"at most {n} entries": n for n in (most // 8, most, 8 * most)}
-    found = {OURS: most, **sizes, "one call for a shape": batches.MOST}
+    found = {OURS: most, **sizes, "one call for a shape": batches.BATCH_ELEMENTS}
     make = CONTESTANTS[OURS]
     return {
         name: swapped(batches, "MOST_ON_CPU", n, make(parameters(shapes, device)))

@@ -19,7 +19,7 @@ MADE_HERE = {
     "core/description.py": {"other"},
     "engines/buffers.py": {"buffer"},
     "engines/compiled/replay/captures.py": {"graph"},
-    "source/rule_names.py": {"made", "node"},
+    "source/rule_names.py": {"node", "other", "reporting"},
     "source/written_numbers.py": {"kind"},
 }
 """Names of objects that a function changes past their attributes, since it has just made them."""
