@@ -128,14 +128,15 @@ def _through(link: Link, buckets: list[Bucket], init: bool = False) -> list[Buck
     seen = [part for bucket in buckets for part in bucket.seen_by(link).alike()]
     # Groups with clip=False skip all rules that clip.
     clips = getattr(link.transform, "clips", False)
-    idle = [bucket for bucket in seen if not bucket.cohort.clips] if clips else []
-    seen = [bucket for bucket in seen if bucket.cohort.clips] if idle else seen
+    skipped = [bucket for bucket in seen if not bucket.cohort.clips] if clips else []
+    if skipped:
+        seen = [bucket for bucket in seen if bucket.cohort.clips]
     for bucket in seen:
         if link.transform.complex == "refuse":
             refuse_complex(bucket)
         bucket.make_state()
     if not seen:
-        return idle
+        return skipped
     acts: Transform = link.acts
     try:
         if link.numbered:
@@ -148,9 +149,10 @@ def _through(link: Link, buckets: list[Bucket], init: bool = False) -> list[Buck
         raise better from error
     if seen[0].step.only_names:
         link.transform._record_unknown(seen)
-    for bucket in seen if link.narrow else ():
-        bucket.session.settle(link.path)
-    return [*buckets, *idle]
+    if link.narrow:
+        for bucket in seen:
+            bucket.session.settle(link.path)
+    return [*buckets, *skipped]
 
 
 def pass_over(links: Sequence[Link], step: Step) -> None:

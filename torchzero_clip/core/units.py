@@ -155,14 +155,14 @@ class Units(Cells):
     def after(self, norm: Tensor, divisors: Sequence[Tensor]) -> Tensor:
         if not self.division.shared:
             return super().after(norm, divisors)
-        rows = [
+        columns = [
             divisor.to(self.home, norm.dtype)
             for members, ratio in zip(self.groups, divisors, strict=True)
             for bucket in members
             for divisor in self.as_list(bucket, ratio)
         ]
         stats = self._flowing()
-        return self._norms(stats / torch.stack(rows) if self.degree else stats)
+        return self._norms(stats / torch.stack(columns) if self.degree else stats)
 
     def over(self, norm: Tensor, dims_of: Callable[[Tensor], tuple[int, ...]]) -> Tensor:
         """Return the norm of the larger slice around each slice: the root of a sum of squares.
@@ -173,9 +173,9 @@ class Units(Cells):
                 tensor, or the two dims of the matrices of a stack.
         """
         assert self.division.lengths is not None
-        rows = zip(norm.split(self.division.lengths), self.division.slices, strict=True)
+        parts = zip(norm.split(self.division.lengths), self.division.slices, strict=True)
         dims = [dims_of(p) for bucket in self.buckets for p in bucket.originals]
-        return torch.cat(slices.along([part.view(shape) for part, shape in rows], dims))
+        return torch.cat(slices.along([part.view(shape) for part, shape in parts], dims))
 
     def of_shapes(self, like: Tensor, number: Callable[..., float], *args: Any) -> Tensor:
         """Return a vector such as `like`, with number(shape, *args) of a tensor at its units."""
@@ -293,8 +293,8 @@ class Units(Cells):
         lengths = self.division.lengths
         count = self.count if lengths is None else sum(lengths)
         unknown = torch.full((count,), torch.nan, device=self.home)
-        rows = [unknown] * len(self.groups)
-        return Decision(unknown, rows, rows, {})
+        per_group = [unknown] * len(self.groups)
+        return Decision(unknown, per_group, per_group, {})
 
     def record(self, decision: Decision) -> None:
         """Record a decision and its units for `metrics()`."""
@@ -387,7 +387,7 @@ class Units(Cells):
             self._updates = [bucket.u for bucket in self.buckets]
             first = self.buckets[0]
             shared = first.bound.transform.target == "update" and self.division.lengths is None
-            for bucket in self.buckets if shared else ():
+            for bucket in self.buckets:
                 if bucket.origin != "gradient" or bucket.update.owned:
                     shared = False
             if torch.compiler.is_compiling():
@@ -446,8 +446,8 @@ class Units(Cells):
         sizes = counts.sum(dim=1)
         if units.positions is None or group is None:
             return stats, sizes
-        rows = len(step.groups) if units.scope == "group" or units.named else 1
-        return across(stats, sizes, m, units.positions, max(rows, 1), group)
+        count = len(step.groups) if units.scope == "group" or units.named else 1
+        return across(stats, sizes, m, units.positions, max(count, 1), group)
 
 
 def _chosen(u: TensorList, state: State, group: Group) -> TensorList:

@@ -111,9 +111,9 @@ def updated_in_turn(rule: Rule, u: TensorList, state: State, group: Group) -> Te
 
     If state is stored in bfloat16, only one tensor of it is in float32 at a time.
     """
-    kept = {name: row for name, row in state.items() if isinstance(row, Kept)}
-    unread = all([row.pending for row in kept.values()])
-    if not kept or not unread or rule.reach != "tensor":
+    narrow = {name: row for name, row in state.items() if isinstance(row, Kept)}
+    unread = all([row.pending for row in narrow.values()])
+    if not narrow or not unread or rule.reach != "tensor":
         return updated(rule, u, state, group)
     results: list[Tensor] = []
     for piece in [Piece(i, i + 1) for i in range(len(u))]:
@@ -121,7 +121,7 @@ def updated_in_turn(rule: Rule, u: TensorList, state: State, group: Group) -> Te
         part = TensorList(piece.of(u.tensors), owned=u.owned)
         live = {name: _part(x, piece) for name, x in group.items()}
         results += updated(rule, part, wide, live).own().tensors
-        for name, row in kept.items():
+        for name, row in narrow.items():
             row.put(piece, wide[name].tensors)
     return TensorList(results, owned=True)
 

@@ -154,8 +154,8 @@ def _takes(
         row = ending.state.get(name)
         if row is None:
             continue
-        kept = name in ending.forms
-        if not {torch.bfloat16 if kept else dtype}.issuperset(map(DTYPE, row)):
+        stored = torch.bfloat16 if name in ending.forms else dtype
+        if not {stored}.issuperset(map(DTYPE, row)):
             return False
         if len(row) != len(params):
             return False
@@ -178,10 +178,11 @@ def _run_kernel(session: Tensors, u: TensorList, ending: Ending, kernel: FusedKe
     wide = session.wide
     skip = session.skip
     dtype = state_dtype(params[0])
-    kept = {name: Wide(ending.state[name], form) for name, form in ending.forms.items()}
+    wide_state = {name: Wide(ending.state[name], form) for name, form in ending.forms.items()}
     narrow = wide is None and params[0].dtype != dtype
-    converts = narrow or wide is not None or bool(kept)
-    a, b = ending.rate, ending.decay
+    converts = narrow or wide is not None or bool(wide_state)
+    a = ending.rate
+    b = ending.decay
     decays = bool(kernel.decays and b and a != 0)
     function, options = _function(kernel)
     options["lr"] = a
@@ -210,7 +211,7 @@ def _run_kernel(session: Tensors, u: TensorList, ending: Ending, kernel: FusedKe
     damps = is_fused(kernel.function, "sgd") and not (
         options.get("dampening") or options.get("nesterov")
     )
-    in_float32 = not converts or (wide is not None and wide.form.wide and not kept)
+    in_float32 = not converts or (wide is not None and wide.form.wide and not wide_state)
     if damps and in_float32 and dtype == torch.float32 and 1e-6 < factor < 1:
         # torch's SGD computes m ← momentum · m + (1 - dampening) · gradient.
         options["dampening"] = 1 - factor
@@ -235,8 +236,8 @@ def _run_kernel(session: Tensors, u: TensorList, ending: Ending, kernel: FusedKe
             foreach("mul_", weights, shrink)
         lists = []
         for name in kernel.state:
-            if name in kept:
-                lists.append(kept[name].wide(piece))
+            if name in wide_state:
+                lists.append(wide_state[name].wide(piece))
             else:
                 lists.append(piece.of(ending.state.get(name, ())))
         function(weights, changes, *lists, **options)
@@ -244,9 +245,9 @@ def _run_kernel(session: Tensors, u: TensorList, ending: Ending, kernel: FusedKe
             wide.put(piece, weights)
         elif narrow:
             foreach("copy_", stored, weights)
-        for name, values in zip(kernel.state, lists, strict=True) if kept else ():
-            if name in kept:
-                kept[name].put(piece, values)
+        for name, values in zip(kernel.state, lists, strict=True):
+            if name in wide_state:
+                wide_state[name].put(piece, values)
         del weights, changes, lists  # so that the next piece can use this memory
 
 
