@@ -1,4 +1,4 @@
-"""Chain: several transforms, one after another; and how buckets are sent through links."""
+"""Chain: several transforms that run one after another, and the loop over its links."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from torchzero_clip.core.unknown_key import explained
 
 
 class Chain(Transform, Routing):
-    """Several transforms, one after another, as one."""
+    """Several transforms that run one after another, as one transform."""
 
     links: tuple[Transform, ...]
 
@@ -33,7 +33,8 @@ class Chain(Transform, Routing):
     takes_all = True
 
     def __init__(self, *links: Transform, name: str | None = None) -> None:
-        self.links, self.name = tuple(links), name
+        self.links = tuple(links)
+        self.name = name
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         return run(buckets)
@@ -68,14 +69,14 @@ class Chain(Transform, Routing):
         return f"Chain({', '.join([*map(repr, self.links), *named])})"
 
     def to_config(self) -> Any:
-        """Plain data that JSON can hold; `Chain.from_config` makes an equal chain of it."""
+        """Return the chain as plain data for JSON. `Chain.from_config` builds an equal chain."""
         return to_config(self)
 
     @classmethod
     def from_config(cls, config: Any) -> Chain:
-        """A chain from a list of names, (name, arguments) pairs and dicts with a "type"."""
-        made = from_config(config)
-        return made if isinstance(made, Chain) else Chain(made)
+        """Build a chain from a list of names, (name, arguments) pairs and dicts with a "type"."""
+        tfm = from_config(config)
+        return tfm if isinstance(tfm, Chain) else Chain(tfm)
 
     def check(self) -> None:
         for link in self.links:
@@ -85,15 +86,15 @@ class Chain(Transform, Routing):
 
 
 def _links(tfm: Transform) -> tuple[Transform, ...]:
-    """What a transform adds to a chain: the links of a chain without a name, which dissolves."""
+    """Return the links of a chain without a name, or the transform itself."""
     return tfm.links if isinstance(tfm, Chain) and tfm.name is None else (tfm,)
 
 
 def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
-    """Send buckets through a link, or only make the state that it needs; none stay none.
+    """Send buckets through a link, or only make the state that the link needs.
 
-    A link that is no transform, as a criterion, leaves them as they are. So does a link of the
-    tail of the chain: `end` runs it.
+    A link that is not a transform, such as a criterion, returns the buckets unchanged. A link of
+    the tail does the same, because `end` runs the tail.
     """
     if not (buckets and link.transforms):
         return buckets
@@ -108,7 +109,7 @@ def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
 
 
 def end(buckets: Sequence[Bucket]) -> None:
-    """Subtract what came out of the chain from the parameters, after its tail."""
+    """Run the tail of the chain for each bucket, and subtract the update from the parameters."""
     for bucket in buckets:
         tail = bucket.tail
         if tail is None:
@@ -123,17 +124,19 @@ def end(buckets: Sequence[Bucket]) -> None:
 
 
 def _through(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
-    """Send buckets through a link, or only make the state that it needs."""
+    """Run a link for buckets, or only make the state that it needs."""
     seen = [part for bucket in buckets for part in bucket.seen_by(link).alike()]
-    clips = getattr(link.transform, "clips", False)  # a group may say that it is left out
-    idle = [bucket for bucket in seen if not bucket.cohort.clips] if clips else []
-    seen = [bucket for bucket in seen if bucket.cohort.clips] if idle else seen
+    # Groups with clip=False skip all rules that clip.
+    clips = getattr(link.transform, "clips", False)
+    skipped = [bucket for bucket in seen if not bucket.cohort.clips] if clips else []
+    if skipped:
+        seen = [bucket for bucket in seen if bucket.cohort.clips]
     for bucket in seen:
         if link.transform.complex == "refuse":
             refuse_complex(bucket)
         bucket.make_state()
     if not seen:
-        return idle
+        return skipped
     acts: Transform = link.acts
     try:
         if link.numbered:
@@ -146,16 +149,17 @@ def _through(link: Link, buckets: list[Bucket], init: bool = False) -> list[Buck
         raise better from error
     if seen[0].step.only_names:
         link.transform._record_unknown(seen)
-    for bucket in seen if link.narrow else ():
-        bucket.session.settle(link.path)
-    return [*buckets, *idle]
+    if link.narrow:
+        for bucket in seen:
+            bucket.session.settle(link.path)
+    return [*buckets, *skipped]
 
 
 def pass_over(links: Sequence[Link], step: Step) -> None:
-    """Tell links of a step that a guard skipped before it reached them.
+    """Tell links about a step that a guard skipped before the step reached them.
 
-    An engine that keeps the flag on the device lets them all see the step. Links that count all
-    steps must count the same in every engine.
+    If the flag of the guard stays on the device, all links run in a skipped step. Links that count
+    steps must count the same in every engine, so they count skipped steps here.
     """
     for link in links:
         if isinstance(link.transform, Chain):
@@ -165,7 +169,7 @@ def pass_over(links: Sequence[Link], step: Step) -> None:
 
 
 def _names(bucket: Bucket) -> tuple[list[str], list[str]]:
-    """Return the names in the state and in the group that the rule of a link reads."""
+    """Return the names that the rule of a link can read in its state and in its group."""
     units: Mapping[str, Any] = getattr(bucket.bound.transform, "init_unit", dict)()
     live = bucket.bound.values(bucket.settings)
     numbers = {**bucket.numbers, **bucket.bound.group_values()}
@@ -173,7 +177,7 @@ def _names(bucket: Bucket) -> tuple[list[str], list[str]]:
 
 
 def refuse_complex(bucket: Bucket) -> None:
-    """Raise for complex parameters where the rule has no meaning for them."""
+    """Raise TypeError if parameters are complex and the rule has no meaning for them."""
     tfm = bucket.bound.transform
     if tfm.complex == "refuse" and bucket.dtype.is_complex:
         raise TypeError(
@@ -185,8 +189,10 @@ def refuse_complex(bucket: Bucket) -> None:
 def run(
     buckets: list[Bucket], links: Sequence[Link] | None = None, init: bool = False
 ) -> list[Bucket]:
-    """Send buckets through links: those inside the one that sees them, unless others are given."""
-    for link in (buckets[0].bound.children if buckets else ()) if links is None else links:
+    """Send buckets through links, by default through the links inside the link of the buckets."""
+    if links is None:
+        links = buckets[0].bound.children if buckets else ()
+    for link in links:
         buckets = send(link, buckets, init)
     return buckets
 
@@ -199,39 +205,47 @@ def prepare(buckets: list[Bucket], links: Sequence[Link] | None = None) -> list[
 def transformed(
     buckets: list[Bucket], lists: list[TensorList], links: Sequence[Link] | None = None
 ) -> list[TensorList]:
-    """The lists after the transforms inside the link that the buckets are at, one for each.
+    """Return the lists after the transforms inside the link of the buckets, one per bucket.
 
-    `links` are some of these transforms; all unless they are given.
+    Args:
+        buckets: The buckets at the outer link.
+        lists: The updates to transform, one per bucket.
+        links: Some of the transforms inside the link; all by default.
     """
-    begun = [bucket.with_update(u) for bucket, u in zip(buckets, lists, strict=True)]
-    made: dict[tuple[int, int], Tensor] = {}
-    for bucket in run(begun, links):
+    inner = [bucket.with_update(u) for bucket, u in zip(buckets, lists, strict=True)]
+    results: dict[tuple[int, int], Tensor] = {}
+    for bucket in run(inner, links):
         for place, t in zip(bucket.cohort.places, bucket.update, strict=True):
-            made[bucket.cohort.index, place] = t
+            results[bucket.cohort.index, place] = t
     wanted = [[(b.cohort.index, place) for place in b.cohort.places] for b in buckets]
-    if any([key not in made for keys in wanted for key in keys]):
+    if any([key not in results for keys in wanted for key in keys]):
         link = buckets[0].bound
         raise RuntimeError(
             f"{link.path}: the transforms inside must return something for every parameter, but "
             f"dropped some: {[child.path for child in link.children]}"
         )
-    rows = [TensorList([made[key] for key in keys]) for keys in wanted]
-    # as lists of their sessions, or an engine would take their memory for free
-    return [bucket.session.adopt(u) for bucket, u in zip(begun, rows, strict=True)]
+    updates = [TensorList([results[key] for key in keys]) for keys in wanted]
+    # The sessions must know these lists, or an engine might reuse their memory.
+    return [bucket.session.adopt(u) for bucket, u in zip(inner, updates, strict=True)]
 
 
 def other_state(bucket: Bucket, key: str) -> TensorList | None:
-    """State of another link in the shape of the parameters, to be read; None where it lacks."""
-    rows: list[Any] = [state.get(key) for state in bucket.param_states]
-    if [getattr(t, "shape", None) for t in rows] != [p.shape for p in bucket.originals]:
+    """Return state of another link to read, or None if it lacks the shapes of the parameters."""
+    stored: list[Any] = [state.get(key) for state in bucket.param_states]
+    if [getattr(t, "shape", None) for t in stored] != [p.shape for p in bucket.originals]:
         return None
-    return bucket.session.state(key, locals_of(rows)).borrow().to(bucket.state_dtype)
+    return bucket.session.state(key, locals_of(stored)).borrow().to(bucket.state_dtype)
 
 
 def bind(parent: Description, path: str = "", narrow: bool = False) -> tuple[Link, ...]:
-    """The links of the descriptions inside one, named and numbered; unnamed chains dissolve.
+    """Return a link with a unique path for each description inside a description.
 
-    `narrow`: whether those that do not say themselves keep their state in bfloat16.
+    A chain without a name is replaced by its links.
+
+    Args:
+        parent: The outer description.
+        path: The start of the paths.
+        narrow: Whether state is stored in bfloat16 if a description does not set `state_dtype`.
     """
     links: list[Link] = []
     used: dict[str, int] = {}
@@ -240,24 +254,28 @@ def bind(parent: Description, path: str = "", narrow: bool = False) -> tuple[Lin
         used[base] = used.get(base, 0) + 1
         own = path + (base if used[base] == 1 else f"{base}_{used[base]}")
         asked = getattr(child, "state_dtype", None)
-        mine = (narrow if asked is None else asked == "bfloat16") and not averages(child)
-        links.append(Link(child, own, bind(child, own + "/", mine), mine))
+        is_narrow = narrow if asked is None else asked == "bfloat16"
+        if averages(child):  # averaged weights are never stored in bfloat16
+            is_narrow = False
+        links.append(Link(child, own, bind(child, own + "/", is_narrow), is_narrow))
     if len({link.path for link in links}) < len(links):
         raise ValueError(f"two links have the same name: {sorted(link.path for link in links)}")
     if not path:
-        for each in [each for link in links for each in link.walk()]:
-            each.tops = tuple(links)
+        for top in links:
+            for link in top.walk():
+                link.tops = tuple(links)
     return tuple(links)
 
 
 def _flat(parent: Description) -> Iterator[tuple[str | None, Description]]:
+    """Yield the labels and descriptions inside a description, and inside unnamed chains."""
     for label, child in parent.children():
         dissolves = isinstance(child, Chain) and child.name is None and label is None
         yield from _flat(child) if dissolves else [(label, child)]
 
 
 def _advice(link: Any) -> str:
-    """A hint for a value that is no transform but was put into a chain."""
+    """Return a hint for a value in a chain that is not a transform."""
     if isinstance(link, type):
         return f"; write {link.__name__}(...)" if issubclass(link, Description) else ""
     if is_row(link):

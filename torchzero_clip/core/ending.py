@@ -1,4 +1,4 @@
-"""The end of a step: the tail of a chain for one bucket, if one pass over memory can do it."""
+"""The end of a step: run the tail of a chain for one bucket in one pass over memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchzero_clip.core.tensorlist import Operand
 
 
 def finish(bucket: Bucket, tail: Tail) -> bool:
-    """Do a tail in one pass over memory.
+    """Run a tail in one pass over memory.
 
     Returns:
         Whether that was possible. If not, nothing was written, and the links must run one by one.
@@ -35,7 +35,7 @@ def finish(bucket: Bucket, tail: Tail) -> bool:
             return False
         try:
             state = seen.held()
-        except KeyError:  # some parameters begin in this step
+        except KeyError:  # some parameters have no state yet
             seen.make_state()
             state = seen.held()
     forms = seen.roundings(state) if state and seen.bound.narrow else {}
@@ -49,7 +49,7 @@ def finish(bucket: Bucket, tail: Tail) -> bool:
 
 
 def divide_now(bucket: Bucket, tail: Tail) -> None:
-    """Divide what flows by the ratio that the tail would have divided by."""
+    """Divide the update or the gradients by the ratio that was left to the tail."""
     ratio = bucket.ratio
     if ratio is None:
         return
@@ -67,7 +67,7 @@ def divide_now(bucket: Bucket, tail: Tail) -> None:
 
 
 def _kernel(bucket: Bucket) -> FusedKernel | None:
-    """Return the fused optimizer for the rule that sees the bucket, if it can be called now."""
+    """Return the fused optimizer for the link of the bucket, if it can be called in this step."""
     link = bucket.bound
     alike = len(bucket.cohort.kinds(link.path, link.state_names)) == 1
     if not alike or bucket.cohort.dtype.is_complex or link.acts is not link.transform:
@@ -80,7 +80,7 @@ def _kernel(bucket: Bucket) -> FusedKernel | None:
 
 
 def _only_numbers(live: Mapping[str, Any]) -> bool:
-    """Return whether no live value is a tensor, since fused optimizers take numbers."""
+    """Return whether no live hyperparameter is a tensor: fused optimizers accept only numbers."""
     for value in live.values():
         if isinstance(value, Tensor):
             return False
@@ -90,9 +90,10 @@ def _only_numbers(live: Mapping[str, Any]) -> bool:
 
 
 def _scaling(bucket: Bucket, tail: Tail) -> tuple[Any, float] | None:
-    """Return (a, b), with which the scalings of a tail are u ← a · u + b · w together.
+    """Return (a, b) such that all scalings of a tail together are u ← a · u + b · w.
 
-    The first may be a tensor on a device, whose value is not read. None if they cannot be joined.
+    `a` may be a tensor on a device, whose value is not read. The result is None if the scalings
+    cannot be joined.
     """
     a: Any = 1.0
     b = 0.0
@@ -115,7 +116,7 @@ def _scaling(bucket: Bucket, tail: Tail) -> tuple[Any, float] | None:
 
 
 def _number(x: Any) -> float | None:
-    """Return a number, or the number in a tensor on CPU; None if reading it would synchronize."""
+    """Return a number, or the value of a tensor on CPU. None if reading it would synchronize."""
     if isinstance(x, (int, float)):
         return x
     readable = isinstance(x, Tensor) and x.device.type == "cpu" and x.numel() == 1

@@ -1,6 +1,6 @@
-"""Engine: the interface between what a chain says and how its arithmetic is done.
+"""Engine: the interface between the rules of a chain and the code that does their arithmetic.
 
-It knows tensors and lists, never buckets, links or optimizers.
+It is about tensors and lists. An engine receives no buckets, links or optimizers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.tensorlist import Operand, TensorList
 
 State: TypeAlias = dict[str, TensorList]
-"""The state that `update` gets: for each name that `init` makes, a tensor for each parameter."""
+"""The state that `update` receives: one TensorList for each name that `init` returns."""
 Group: TypeAlias = dict[str, Any]
-"""The live values by name, and the TensorLists "params" and "grads"."""
+"""The live hyperparameters by name, and the TensorLists "params" and "grads"."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,16 @@ class FusedKernel:
     """One of torch's fused optimizers: a kernel that computes the update and subtracts it.
 
     Args:
-        function: Called with the parameters, the updates, the lists of `state`, `lr`,
-            `weight_decay`, and behind a guard `found_inf`: it changes nothing where that is 1. None
-            where this torch has it no more.
-        state: The names of the lists that it takes, in its order; one that is missing is empty.
-        advance: Called with the state before it runs, to count the step.
-        decays: Whether its `weight_decay` shrinks the parameters by lr · weight_decay first.
-        devices: The devices that torch has it for.
-        numbers: The names of the lists that have one number a parameter; others are like these.
+        function: The function of torch, or None if this version of torch has none. Its arguments
+            are the parameters, the updates, the lists of `state`, `lr` and `weight_decay`. After a
+            guard it also receives `found_inf`: if that is 1, it changes nothing.
+        state: The names of the lists that the function accepts, in its order. A list that is
+            missing is passed as an empty list.
+        advance: Called with the state before the function runs, to count the step.
+        decays: Whether `weight_decay` first shrinks the parameters by lr · weight_decay.
+        devices: The device types for which torch has the function.
+        numbers: The names of the lists that have one number per parameter. The other lists have
+            tensors like the parameters.
     """
 
     function: Callable[..., Any] | None
@@ -50,14 +52,14 @@ class Ending(NamedTuple):
     """The tail of a chain for one bucket: w ← w - (rate · update + decay · w).
 
     Args:
-        kernel: The fused optimizer of torch that computes the update from what flows. None if what
-            flows is the update.
+        kernel: The fused optimizer of torch that computes the update. None if the list that reaches
+            the tail is the update already.
         state: The state of the fused link, by name, as it is stored.
         forms: The formats of state that is stored in bfloat16.
-        rate: A number, or a 0-dim tensor on the device of the parameters.
-        decay: A number.
-        ratio: What flows is divided by it first: a tensor with one element, or None.
-        writes_grads: Whether what flows are the gradients, and the quotient is written there.
+        rate: The factor of the update: a number, or a 0-dim tensor on the parameters' device.
+        decay: The factor of the parameters, a number.
+        ratio: A tensor with one element by which the list is divided first, or None.
+        writes_grads: Whether the list is the gradients, and the quotient is written to them.
     """
 
     kernel: FusedKernel | None
@@ -70,34 +72,38 @@ class Ending(NamedTuple):
 
 
 class Rule(Protocol):
-    """All that an engine knows of a transform."""
+    """The part of a transform that an engine uses."""
 
     @property
     def reach(self) -> str:
-        """How far `update` looks: "tensor" where that of some tensors is that of all, for these."""
+        """How far `update` looks.
+
+        With "tensor", the result for a tensor does not depend on the other tensors.
+        """
 
     @property
     def per_entry(self) -> bool:
-        """Whether `update` takes each entry by itself."""
+        """Whether `update` is elementwise."""
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        """The transformed update of one bucket."""
+        """Return the new update of one bucket."""
 
     def fused(self, group: Group) -> FusedKernel | None:
-        """The fused optimizer of torch that does `update` and the subtraction at once, if any."""
+        """Return the fused optimizer that computes `update` and subtracts it, or None."""
 
     def affine(self, group: Group) -> tuple[Any, Any] | None:
-        """(a, b) where `update` is u ← a · u + b · w."""
+        """Return (a, b) if `update` is u ← a · u + b · w, or None."""
 
 
 Formula: TypeAlias = "Callable[[TensorList, State, Group], TensorList]"
-"""What `update` is, of u, state and live values."""
+"""A function of the update, the state and the group, such as `update` of a rule."""
 
 
 class Wrapped:
-    """A rule around another one, which no kernel does, and which sees all tensors at once."""
+    """A rule around another rule. It receives all tensors at once and has no kernel."""
 
-    reach, per_entry = "model", False
+    reach = "model"
+    per_entry = False
 
     def fused(self, group: Group) -> FusedKernel | None:
         return None
@@ -107,37 +113,38 @@ class Wrapped:
 
 
 class Session(Protocol):
-    """The tensors of one bucket during one step. Lists that it gives may be computed later."""
+    """The tensors of one bucket during one step. An engine may compute its lists later."""
 
     params: TensorList
     grads: TensorList
     skip: Skip
-    """The flag of the step: what is written once there is one stays as it was where it is set."""
+    """The flag of the step. If a guard sets it, writes after the guard change nothing."""
 
     def adopt(self, u: TensorList) -> TensorList:
-        """The same list as one of this session; a borrowed one gets a workspace to move to."""
+        """Return the list, now of this session. A borrowed list may move to a workspace."""
 
     def state(
         self, name: str, tensors: Sequence[Tensor], form: Stochastic | None = None
     ) -> TensorList:
-        """State as a list that is written in place.
+        """Return state as a list that is written in place.
 
-        With a format it is kept in bfloat16: the list is in float32, and the same for a name
-        until it is settled.
+        With a format, the state is stored in bfloat16. Then the list is in float32, and each call
+        for the same name returns the same list, until `settle`.
         """
 
     def keep(self, form: Nearest) -> None:
-        """Keep the parameters in a format, which links see at once where it is a wide one."""
+        """Store the parameters in a format. Links read float32 if the format is wide."""
 
     def settle(self, path: str) -> None:
-        """Round the state of the link at this path, once for all that was done to it."""
+        """Round and store the state of the link at this path."""
 
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
-        """The update that the rule makes of u, computed now or when it is first read."""
+        """Return the rule's update of u, computed now or when it is first read."""
 
     def view(self, formula: Formula, u: TensorList, state: State, group: Group) -> TensorList:
-        """What a formula makes of u that writes nothing, and takes each entry by itself: computed
-        now, or piece by piece whenever it is read.
+        """Return the result of an elementwise formula that writes nothing.
+
+        It is computed now, or when it is first read.
         """
 
     def divide(
@@ -147,25 +154,31 @@ class Session(Protocol):
         operand: Callable[..., Operand] = lambda x, dtype=None: x,
         number: bool = False,
     ) -> TensorList:
-        """The list over the ratios of a norm rule; itself where all are known to be 1.
+        """Return the list divided by the ratios of a norm rule.
 
-        `operand` makes one of a vector like `ratio`, in another dtype if one is given; a ratio of
-        one entry may be a `number` for all.
+        Args:
+            u: The list. It is returned itself if all ratios are known to be 1.
+            ratio: A vector with one ratio per unit.
+            operand: Converts a vector such as `ratio` to an operand, in a dtype if one is given.
+            number: Whether the ratio has one element, which divides all tensors.
         """
 
     def writable_grads(self) -> TensorList:
-        """The gradients, to be written in place, once pending lists that read them are computed."""
+        """Return the gradients to write, after all pending lists that read them are computed."""
 
     def write_grads(self, u: TensorList, flowing: TensorList) -> TensorList:
-        """Put a list into the memory of the gradients, unless it lies there; returns what flows on:
-        the list that did, or the gradients as they will be where it borrows them.
+        """Copy a list into the memory of the gradients, unless it is stored there.
+
+        Returns:
+            The update of the bucket from now on: `flowing`, or the new gradients if `flowing`
+            borrows them.
         """
 
     def select(self, where: Sequence[int], key: Hashable, places: Sequence[int]) -> Session:
-        """A session of some of the tensors."""
+        """Return a session of the tensors at some indices."""
 
     def branch(self) -> Session:
-        """A session of the same tensors for a second update, which does not use this workspace."""
+        """Return a session of the same tensors for a second update, without the workspace."""
 
     def finish(self, u: TensorList, ending: Ending) -> bool:
         """Do the tail of a chain in one pass over memory.
@@ -176,40 +189,41 @@ class Session(Protocol):
         """
 
     def subtract(self, u: TensorList) -> None:
-        """w ← w - u, by the end of the step."""
+        """Compute w ← w - u, at the latest at the end of the step."""
 
     def close(self) -> None:
-        """Finish the step; an update that was deferred and then dropped advances its state."""
+        """Finish the step. State changes even if the update that changes it was dropped."""
 
 
 Records: TypeAlias = dict[str, Any]
-"""What the links measured in a step, by path."""
+"""The measurements of the links in a step, by path."""
 Through: TypeAlias = "Callable[[Any], Records]"
-"""It sends the gradients of a Step through the links."""
+"""A function that sends the gradients of a Step through the links."""
 Cover: TypeAlias = "Callable[[list[Tensor], list[Tensor]], AbstractContextManager[Any]]"
-"""It surrounds a pass over memory as a whole; called with the tensors that are read and written."""
+"""Returns a context for one pass over memory. Its arguments are the tensors read and written."""
 
 
 class Engine(Protocol):
-    """The place where arithmetic is done, now or later; results depend on it by rounding alone."""
+    """The part that does the arithmetic, now or later. Engines differ only by rounding."""
 
     fuses: bool
-    """Whether its sessions run the tail of a chain in one pass: see `Session.finish`."""
+    """Whether sessions run the tail of a chain in one pass: see `Session.finish`."""
 
     def __repr__(self) -> str:
-        """Its name, with the options that are no defaults."""
+        """Return the name, with the options that differ from the defaults."""
 
     def check(self, device: torch.device) -> None:
-        """Raise a sentence where the engine cannot run on this device."""
+        """Raise an error if the engine cannot run on this device."""
 
     def twin(self, watch: Cover | None = None) -> Engine:
-        """An engine that does the same with memory of its own, for a look: nothing is compiled.
+        """Return an equal engine with separate memory that compiles nothing, for `explain()`.
 
-        `watch` surrounds what is one pass, whatever operators it is made of.
+        Args:
+            watch: Called for each pass over memory, whichever operators the pass runs.
         """
 
     def lasting(self) -> list[Tensor]:
-        """The tensors that it keeps from step to step; state is not its own."""
+        """Return the tensors that the engine keeps between steps. State does not belong to it."""
 
     def open(
         self,
@@ -218,43 +232,45 @@ class Engine(Protocol):
         params: Sequence[Tensor],
         grads: Sequence[Tensor],
     ) -> Session:
-        """A session for tensors that come under this key, at these places, in every step."""
+        """Open a session for tensors that have this key and these places in every step."""
 
     def in_turn(self) -> Engine:
-        """The engine of a step whose gradients share memory: every write is seen by all."""
+        """Return the engine for gradients that share memory: every write happens at once."""
 
     def step(self, step: Any, through: Through) -> Records:
-        """Do a Step: send it `through`, or do what an earlier one did that is like it."""
+        """Do a Step: call `through`, or replay an earlier step that is like it."""
 
     def forget(self, why: str) -> None:
-        """Do the next steps as an engine that has done none: one that goes on from here is such.
+        """Do the next steps as a new engine would, since a resumed run has a new engine.
 
-        `why` names what was called, for `says`.
+        Args:
+            why: The name of the call that led here, for `says`.
         """
 
     def phase(self) -> Callable[[], None]:
-        """What has later steps be done as those behind this call, which goes back in a run."""
+        """Return a function for rollbacks: later steps then run like the steps after this call."""
 
     def capture(self, devices: set[torch.device]) -> None:
-        """Have its steps on these devices captured; a ValueError where none can be."""
+        """Capture later steps on these devices. Raise ValueError if no step can be captured."""
 
     def says(self, besides: Sequence[str]) -> list[str]:
-        """Lines on how it does steps again, or why not and what to do about that.
+        """Return lines for `explain()`: how steps are replayed, or why not and what to do.
 
-        `besides` are reasons not to which are no link's.
+        Args:
+            besides: Reasons against a replay that no link is responsible for.
         """
 
 
 def updated(rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
-    """The result of `update`; what it assigned to its state dict goes into the state.
+    """Return the result of `update`, and write what it assigned to its state dict into the state.
 
-    State that it returns is borrowed.
+    If the result is one of the state lists, it is borrowed, so that later links do not change it.
     """
     before = dict(state)
-    out = rule.update(u, state, group)
-    if not isinstance(out, TensorList):
+    result = rule.update(u, state, group)
+    if not isinstance(result, TensorList):
         raise TypeError(
-            f"{type(rule).__name__}.update must return a TensorList, got {type(out).__name__}"
+            f"{type(rule).__name__}.update must return a TensorList, got {type(result).__name__}"
         )
     for name, values in state.items():
         if name not in before:
@@ -264,4 +280,5 @@ def updated(rule: Rule, u: TensorList, state: State, group: Group) -> TensorList
             )
         if values is not before[name]:
             before[name].copy_(values)
-    return out.borrow() if any([out is held for held in before.values()]) else out
+    is_state = any([result is stored for stored in before.values()])
+    return result.borrow() if is_state else result

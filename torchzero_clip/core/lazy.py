@@ -1,4 +1,4 @@
-"""Lazy: a list that is computed when it is read; and Joined, several lists as one."""
+"""Lazy lists: `Lazy` is computed when it is first read, and `Joined` joins several lists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchzero_clip.core.tensorlist import TensorList
 
 
 class Lazy(TensorList):
-    """A list whose tensors are computed when they are first read. Write `compute`."""
+    """A list whose tensors are computed when they are first read. Subclasses define `compute`."""
 
     __slots__ = ("_tensors",)
 
@@ -22,17 +22,17 @@ class Lazy(TensorList):
         self.loans = None
 
     def compute(self) -> list[Tensor]:
-        """The tensors, in memory that nobody else sees."""
+        """Return the tensors, in memory that no other list uses."""
         raise NotImplementedError(f"{type(self).__name__} has no compute")
 
     @property
     def pending(self) -> bool:
-        """Whether nothing is computed yet."""
+        """Whether the tensors have not been computed yet."""
         return self._tensors is None
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors, computed now if they were not before."""
+        """The tensors. They are computed now unless they were computed before."""
         if self._tensors is None:
             self._tensors = self.compute()
         return self._tensors
@@ -43,7 +43,12 @@ class Lazy(TensorList):
 
 
 class Joined(Lazy):
-    """Borrowed lists as one, put together when it is read: `join` makes it of their tensors."""
+    """One list of several borrowed lists, which is joined when it is first read.
+
+    Args:
+        lists: The lists.
+        join: Returns the tensors of the joined list from the tensors of all lists.
+    """
 
     __slots__ = ("join", "lists")
 
@@ -51,10 +56,12 @@ class Joined(Lazy):
         self, lists: Sequence[TensorList], join: Callable[[Iterable[Tensor]], list[Tensor]] = list
     ) -> None:
         super().__init__()
-        self.lists, self.join, self.owned = lists, join, False
+        self.lists = lists
+        self.join = join
+        self.owned = False
 
     def __len__(self) -> int:
         return sum(map(len, self.lists))
 
     def compute(self) -> list[Tensor]:
-        return self.join([t for some in self.lists for t in some])
+        return self.join([t for tensors in self.lists for t in tensors])

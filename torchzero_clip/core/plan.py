@@ -1,4 +1,4 @@
-"""Plan: the tails of a chain, which follow from the chain alone."""
+"""Plan: the tails of a chain, which depend only on the chain."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torchzero_clip.core.link import Link
 
 @dataclass(frozen=True)
 class Tail:
-    """The end of a chain that one pass over memory can do, at which an engine may run it.
+    """The last links of a chain, if an engine can run all of them in one pass over memory.
 
     Args:
         rule: The link whose update one of torch's fused optimizers computes and subtracts. None if
-            the update is there already, and is only scaled and subtracted.
-        scalings: The links after it, each of which is u ← a · u + b · w.
-        factor: The norm rule right before them, by whose ratio the same pass divides.
+            the tail only scales the update and subtracts it.
+        scalings: The links after the rule. Each of them is u ← a · u + b · w.
+        factor: The norm rule directly before the other links. The same pass divides by its ratio.
     """
 
     rule: Link | None
@@ -25,18 +25,18 @@ class Tail:
 
     @property
     def links(self) -> tuple[Link, ...]:
-        """All links of the tail but the norm rule, in order."""
+        """The links of the tail in order, without the norm rule."""
         return self.scalings if self.rule is None else (self.rule, *self.scalings)
 
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """The tails of a chain, which an engine that fuses runs after all other links.
+    """The tails of a chain. An engine that fuses runs them after all other links.
 
     Args:
-        tails: Each tail, under the first of its links. There are several if parameters take
-            different ways through the chain.
-        factors: The norm rules by whose ratio a tail divides.
+        tails: The tails by their first links. Each scaling at the end of the chain begins a tail
+            too: a bucket uses the tail of the first such link that it reaches.
+        factors: The norm rules whose division is done by a tail.
     """
 
     tails: Mapping[Link, Tail] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Planning: which links of a chain one pass over memory can do, decided when it is made."""
+"""Planning: find the tails of a chain when an optimizer is built."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def planned(links: Sequence[Link], live: Mapping[str, Any]) -> ChainPlan:
 
     Args:
         links: The links of the chain.
-        live: The default live values by their keys.
+        live: The default live hyperparameters by their keys.
     """
     tails: dict[Link, Tail] = {}
     _add_tails(links, (), live, tails)
@@ -31,16 +31,17 @@ def _add_tails(
     live: Mapping[str, Any],
     tails: dict[Link, Tail],
 ) -> tuple[Link, ...] | None:
-    """Add the tails that begin at these links.
+    """Add the tails that begin at one of these links.
 
     Args:
-        links: Links one after another.
-        after: The scalings after them, to the end of the chain.
-        live: The default live values by their keys.
-        tails: The tails that were found.
+        links: Consecutive links.
+        after: The scalings from the last of these links to the end of the chain.
+        live: The default live hyperparameters by their keys.
+        tails: The dictionary to which the tails are added.
 
     Returns:
-        The scalings from the first of the links to the end, if the links do nothing but scale.
+        The scalings from the first of the links to the end of the chain. None if one of the links
+        does more than scale.
     """
     for i in range(len(links) - 1, -1, -1):
         link = links[i]
@@ -66,14 +67,14 @@ def _add_tails(
 
 
 def _of_update(factor: Link | None) -> Link | None:
-    """Return a norm rule unless it rewrites gradients."""
+    """Return the norm rule if it divides the update, and None if it divides the gradients."""
     if factor is None or factor.transform.target != "update":
         return None
     return factor
 
 
 def _calls_update_alone(link: Link) -> bool:
-    """Return whether the step of a link does nothing but call its `update`."""
+    """Return whether the step of a link only calls its `update`."""
     tfm = link.transform
     return (
         isinstance(tfm, Transform)
@@ -85,7 +86,7 @@ def _calls_update_alone(link: Link) -> bool:
 
 
 def _scales(link: Link, live: Mapping[str, Any]) -> bool:
-    """Return whether a link is u ← a · u + b · w."""
+    """Return whether a link computes u ← a · u + b · w."""
     return _calls_update_alone(link) and link.transform.affine(link.values(live)) is not None
 
 
@@ -98,7 +99,7 @@ def _has_kernel(link: Link, live: Mapping[str, Any]) -> bool:
 
 
 def _only_divides(link: Link) -> bool:
-    """Return whether a link divides each group by one number, and does nothing else."""
+    """Return whether a link only divides the update, by one number for each group."""
     tfm = link.transform
     return (
         isinstance(tfm, NormRule)

@@ -1,4 +1,4 @@
-"""Units: the tensors that a norm rule measures together, and the verbs to work on them."""
+"""Units: the tensors that a norm rule measures together, and the methods to work on them."""
 
 from __future__ import annotations
 
@@ -26,18 +26,20 @@ SUM = norms.NAMED["sum"]
 
 
 class Units(Cells):
-    """The units of some buckets in one step: vectors have one entry a unit.
+    """The units of a rule in one step, and methods that measure and scale all of them at once.
 
-    A unit is a tensor, a slice of one, a layer, a group, or all tensors. Values of one parameter
-    group are vectors over all units too; a tensor takes the entry of its unit.
+    A unit is everything that one norm covers: a slice of a tensor, a tensor, a layer, a parameter
+    group, or all tensors. The methods receive and return vectors with one element per unit. A value
+    that differs between parameter groups is one such vector for each group, and every tensor uses
+    the element of its unit in the vector of its group.
 
     Args:
         buckets: The buckets of a step.
-        scope: The kind of unit: None each tensor, "layer", "group", "global", else slices.
+        scope: The kind of unit: None (each tensor), `"layer"`, `"group"`, `"global"`, or slices.
         measure: The norm order, as a Measure.
-        dims: The dims that the slices of a tensor run along, where units are slices.
-        name: The name of the rule in errors.
-        apart: Whether those with a `norm_group` are units of their own, where the scope is all.
+        dims: A function that returns the dims of a tensor along which its slices run.
+        name: The name of the rule in error messages.
+        apart: Whether each `norm_group` is a separate unit if the scope is `"global"`.
     """
 
     def __init__(
@@ -50,15 +52,20 @@ class Units(Cells):
         apart: bool = False,
     ) -> None:
         self.buckets = sorted(buckets, key=lambda bucket: bucket.cohort.index)
-        self.order, self.name = measure, name
+        self.order = measure
+        self.name = name
         cohorts = [bucket.cohort for bucket in self.buckets]
         kind = tuple(scope) if isinstance(scope, list) else scope
         if scope is None or isinstance(scope, str):
-            dims = None  # units are no slices
+            dims = None  # units are not slices
         step = self.buckets[0].step
-        own = apart and scope == "global"  # a stage may have no gradient of a norm that others have
-        named = tuple([group.get("norm_group") for group in step.groups]) if own else ()
-        named = named if any([*named, *[cohort.norm_group for cohort in cohorts]]) else ()
+        named: tuple[Any, ...] = ()
+        if apart and scope == "global":
+            # All groups are named, since another pipeline stage may have gradients of a norm group
+            # that has none here.
+            named = tuple([group.get("norm_group") for group in step.groups])
+            if not any([*named, *[cohort.norm_group for cohort in cohorts]]):
+                named = ()
         self.division: Division = step.roster.once(
             (kind, dims, named, *cohorts), lambda: Division(cohorts, scope, dims, name, named)
         )
@@ -70,24 +77,24 @@ class Units(Cells):
         self.groups = [
             [b for b in self.buckets if b.cohort.index == index] for index in units.indexes
         ]
-        self._stats: Tensor | None = None  # of the update, once it is measured
-        self._measured: dict[Any, Tensor] | None = None  # where to keep measurements of the update
+        self._stats: Tensor | None = None  # the statistics of the update, once it is measured
+        self._measured: dict[Any, Tensor] | None = None  # the measurements of the update so far
 
     # ------------------------------------------------------------------ what is measured
 
     def norm(self, name: str | None = None) -> Tensor:
-        """The norm of every unit of the update, or of the state with this name."""
+        """Return the norm of every unit of the update, or of the state with this name."""
         if name is None:
             joint = self._joint_norm()
             return self._norms(self._flowing()) if joint is None else joint
         return self.norms_of([bucket.state[name] for bucket in self.buckets])
 
     def take(self, stats: Tensor) -> None:
-        """Take the statistics of the update, a column for each tensor, as they were measured."""
+        """Use these statistics of the update, one column per tensor, instead of measuring them."""
         self._stats = self._of_all_shards([stats], self.order)
 
     def mean(self) -> Tensor:
-        """The mean of every unit of the update, complex where some tensor is."""
+        """Return the mean of every unit of the update. It is complex if a tensor is complex."""
         flowing = [bucket.u for bucket in self.buckets]
         sums, sizes = self._joined(self.statistics(flowing, SUM), SUM)
         assert sizes is not None
@@ -95,44 +102,45 @@ class Units(Cells):
         return torch.complex(mean[0], mean[1]) if self.division.complex else mean[0]
 
     def sums_of(self, lists: Sequence[TensorList]) -> Tensor:
-        """The sum of the entries of every unit of real lists, one for each bucket."""
+        """Return the sum over every unit of real lists, one list per bucket."""
         return self._joined(self.statistics(lists, SUM), SUM)[0][0]
 
     def total(self) -> Tensor:
-        """The norm of the whole update, as one."""
+        """Return the norm of the whole update."""
         whole = Units(self.buckets, "global", self.order, name=self.name)
         if self.division.lengths is None:
             whole._stats = self._flowing()
         return whole.norm()[0]
 
     def norms_of(self, lists: Sequence[TensorList]) -> Tensor:
-        """The norm of every unit of these lists, one for each bucket."""
+        """Return the norm of every unit of these lists, one list per bucket."""
         return self._norms(self.statistics(lists, self.order))
 
     def measure(self, tensors: TensorList) -> Tensor:
-        """The norm of every unit of a list with a tensor for each parameter."""
+        """Return the norm of every unit of a list with one tensor per parameter."""
         return self.norms_of(self._by_bucket(tensors, "measure"))
 
-    def dot(self, some: Sequence[TensorList], others: Sequence[TensorList]) -> Tensor:
-        """The inner product of every unit of some lists with others, one of each for each bucket.
+    def dot(self, lists: Sequence[TensorList], others: Sequence[TensorList]) -> Tensor:
+        """Return the inner product of every unit of two lists, one pair of lists per bucket.
 
-        Of complex ones its real part.
+        For complex tensors it is the real part of the inner product.
         """
         division = self.division
-        pairs = [(a.tensors, b.tensors) for a, b in zip(some, others, strict=True)]
+        pairs = [(a.tensors, b.tensors) for a, b in zip(lists, others, strict=True)]
         if division.lengths is None:
             stats = self._of_all_shards([norms.products(*pair) for pair in pairs], SUM)
         else:
-            made = [norms.entrywise(*x) for pair in pairs for x in zip(*pair, strict=True)]
-            rows = zip(made, division.dims, strict=True)
+            products = [norms.entrywise(*x) for pair in pairs for x in zip(*pair, strict=True)]
+            rows = zip(products, division.dims, strict=True)
             stats = self._of_all_shards([slices.slice_statistics(*row, SUM) for row in rows], SUM)
         return self._joined(stats, SUM)[0][0]
 
-    def _dot(self, some: TensorList, others: TensorList) -> Tensor:
-        return self.dot(self._by_bucket(some, "dot"), self._by_bucket(others, "dot"))
+    def _dot(self, tensors: TensorList, others: TensorList) -> Tensor:
+        """Return the inner product of every unit of two lists with one tensor per parameter."""
+        return self.dot(self._by_bucket(tensors, "dot"), self._by_bucket(others, "dot"))
 
     def _by_bucket(self, tensors: TensorList, verb: str) -> Sequence[TensorList]:
-        """A list with a tensor for each parameter as one for each bucket."""
+        """Split a list with one tensor per parameter into one list per bucket."""
         if isinstance(tensors, Joined) and tensors.pending:
             return tensors.lists
         counts = [len(bucket.cohort.places) for bucket in self.buckets]
@@ -141,40 +149,43 @@ class Units(Cells):
                 f"{self.name}.{verb} takes lists with a tensor for each of the {sum(counts)} "
                 f"parameters that the rule sees, got {len(tensors)}"
             )
-        each = iter(tensors.tensors)
-        return [TensorList(list(itertools.islice(each, n))) for n in counts]
+        rest = iter(tensors.tensors)
+        return [TensorList(list(itertools.islice(rest, n))) for n in counts]
 
     def after(self, norm: Tensor, divisors: Sequence[Tensor]) -> Tensor:
         if not self.division.shared:
             return super().after(norm, divisors)
-        rows = [
-            each.to(self.home, norm.dtype)
+        columns = [
+            divisor.to(self.home, norm.dtype)
             for members, ratio in zip(self.groups, divisors, strict=True)
             for bucket in members
-            for each in self.as_list(bucket, ratio)
+            for divisor in self.as_list(bucket, ratio)
         ]
         stats = self._flowing()
-        return self._norms(stats / torch.stack(rows) if self.degree else stats)
+        return self._norms(stats / torch.stack(columns) if self.degree else stats)
 
     def over(self, norm: Tensor, dims_of: Callable[[Tensor], tuple[int, ...]]) -> Tensor:
-        """The root of the sum of squares over the slices of larger ones, at each slice.
+        """Return the norm of the larger slice around each slice: the root of a sum of squares.
 
-        `dims_of` says which dims those run along: all of a tensor, or the matrices of a stack.
+        Args:
+            norm: The norm of each slice.
+            dims_of: Returns the dims along which the larger slices of a tensor run: all dims of the
+                tensor, or the two dims of the matrices of a stack.
         """
         assert self.division.lengths is not None
-        rows = zip(norm.split(self.division.lengths), self.division.slices, strict=True)
+        parts = zip(norm.split(self.division.lengths), self.division.slices, strict=True)
         dims = [dims_of(p) for bucket in self.buckets for p in bucket.originals]
-        return torch.cat(slices.along([part.view(shape) for part, shape in rows], dims))
+        return torch.cat(slices.along([part.view(shape) for part, shape in parts], dims))
 
     def of_shapes(self, like: Tensor, number: Callable[..., float], *args: Any) -> Tensor:
-        """A vector like another: number(shape, *args) for each tensor, at each of its units."""
+        """Return a vector such as `like`, with number(shape, *args) of a tensor at its units."""
         shapes = [p.shape for bucket in self.buckets for p in bucket.originals]
         counts = self.division.lengths or [1] * len(shapes)
         rows = zip(shapes, counts, strict=True)
         return norms.numbers([x for shape, n in rows for x in [number(shape, *args)] * n], like)
 
     def smaller_than(self, size: int) -> Tensor:
-        """A flag a unit: whether it has fewer elements, as a tensor without the dims has."""
+        """Return whether each unit has fewer elements, or its tensor lacks the dims of slices."""
         small = self.division.smaller_than(size)
         none = torch.zeros(self.count, dtype=torch.bool, device=self.home)
         return none if small is None else small
@@ -185,13 +196,13 @@ class Units(Cells):
     # ------------------------------------------------------------------ values of groups
 
     def each(self, live: str) -> list[Any]:
-        """The live value with this name, of every group."""
+        """Return the live hyperparameter with this name, for every group."""
         return [members[0].group[live] for members in self.groups]
 
     def live(self) -> list[Group]:
-        """Every group as a rule sees it; "params" and "grads" are those of all units."""
-        verbs = {"total": self.total, "dot": self._dot, "of_shapes": self.of_shapes}
-        groups = [members[0].numbers_of_group() | verbs for members in self.groups]
+        """Return every group for a rule, with the parameters and gradients of all units."""
+        methods = {"total": self.total, "dot": self._dot, "of_shapes": self.of_shapes}
+        groups = [members[0].numbers_of_group() | methods for members in self.groups]
         params = [bucket.params for bucket in self.buckets]
         grads = [bucket.grads for bucket in self.buckets]
         for group in groups:
@@ -200,19 +211,21 @@ class Units(Cells):
         return groups
 
     def _joined_lists(self, lists: Sequence[TensorList]) -> TensorList:
+        """Return one list of all parameters, whose `measure` returns the norms of the units."""
         joined = Joined(lists)
         joined.measure = self.measure
         return joined
 
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
-        """One vector over all units, of one for each group: a unit takes its first group's."""
+        """Join one vector per group into one vector. A unit uses the vector of its first group."""
         return self.division.of_first_group(vectors)
 
-    # ------------------------------------------------------------------ verbs
+    # ------------------------------------------------------------------ changes
 
     def divide(self, bucket: Bucket, u: TensorList, ratio: Tensor) -> TensorList:
-        """u over the ratio of its units; where all are 1, u itself."""
-        number = self.division.scope in ("group", "global")  # of a tensor it is always a vector
+        """Return u divided by the ratios of its units. If all ratios are 1, it returns u."""
+        # With a scope of one tensor, the ratio is a vector even if the bucket has one tensor.
+        number = self.division.scope in ("group", "global")
         if number:
             ratio = self._entry(bucket, ratio)
         return bucket.session.divide(u, ratio, partial(self.operand, bucket), number)
@@ -220,7 +233,7 @@ class Units(Cells):
     def scale(
         self, divisors: Sequence[Tensor], updates: Sequence[TensorList] | None = None
     ) -> None:
-        """Divide what flows by the divisors of each group, or these lists, one for each bucket."""
+        """Divide the updates by the divisors of each group. `updates` replace `bucket.u`."""
         flowing = iter(updates or [bucket.u for bucket in self.buckets])
         for members, ratio in zip(self.groups, divisors, strict=True):
             for bucket in members:
@@ -238,37 +251,41 @@ class Units(Cells):
         return target == "update" or u.tensors[0] is bucket.update.tensors[0]
 
     def _entry(self, bucket: Bucket, vector: Tensor) -> Tensor:
-        """Return the entry of a vector for a bucket whose tensors are one unit."""
+        """Return the element of a vector for a bucket whose tensors are one unit."""
         division = self.division
         if self.count == 1:
             return vector
         return vector[division.unit_of[division.starts[bucket.cohort]]].view(1)
 
     def lerp_(self, name: str, weights: Sequence[Tensor], where: Tensor) -> None:
-        """m ← m + weight · (u - m) for the state m with this name, in units where a flag is set.
+        """Compute m ← m + weight · (u - m) for a state m, in the units whose flag is set.
 
-        The weights are those of every group.
+        Args:
+            name: The name of the state.
+            weights: One vector per group.
+            where: The flags, a vector over all units.
         """
         for members, weight in zip(self.groups, weights, strict=True):
             for bucket in members:
-                m, flags = bucket.state[name], self.as_list(bucket, where)
+                m = bucket.state[name]
+                flags = self.as_list(bucket, where)
                 end = bucket.view(_chosen, flags=flags, m=m)
                 m.lerp_(end, self.as_list(bucket, weight))
                 bucket.settle()
 
     def div_(self, name: str, ratio: Tensor) -> None:
-        """m ← m / ratio, m the state with this name."""
+        """Compute m ← m / ratio for the state m with this name."""
         for bucket in self.buckets:
             self.divide(bucket, bucket.state[name], ratio)
             bucket.settle()
 
     def load(self, made: dict[str, Any]) -> UnitState:
-        """The state of the units: for each name of `made` its values, stacked, in float64."""
+        """Return the state of the units: for each name in `made`, a vector in float64."""
         self._store = UnitStore(self.buckets, self.division)
         return self._store.load(made)
 
     def store(self, state: UnitState) -> None:
-        """Write vectors back where the units' values are kept."""
+        """Store the vectors of the units' state."""
         self._store.store(state)
 
     def unknown(self) -> Decision:
@@ -276,12 +293,13 @@ class Units(Cells):
         lengths = self.division.lengths
         count = self.count if lengths is None else sum(lengths)
         unknown = torch.full((count,), torch.nan, device=self.home)
-        rows = [unknown] * len(self.groups)
-        return Decision(unknown, rows, rows, {})
+        per_group = [unknown] * len(self.groups)
+        return Decision(unknown, per_group, per_group, {})
 
     def record(self, decision: Decision) -> None:
-        """Leave what was decided for `metrics()`, with the units that it is of."""
-        step, link = self.buckets[0].step, self.buckets[0].bound
+        """Record a decision and its units for `metrics()`."""
+        step = self.buckets[0].step
+        link = self.buckets[0].bound
         step.record[link.path] = UnitRecord(*decision[:3], self.division, step.groups)
 
     # ------------------------------------------------------------------ vectors as operands
@@ -289,24 +307,32 @@ class Units(Cells):
     def operand(
         self, bucket: Bucket, vector: Tensor | float, dtype: torch.dtype | None = None
     ) -> Operand:
-        """A vector as an operand for a bucket: one number for all, one a tensor, or slices.
+        """Convert a vector over units to an operand for the tensors of a bucket.
 
-        It is in the dtype of the numbers in the bucket's state unless another is given.
+        The operand is one number for all tensors, one number per tensor, or one tensor per tensor
+        with the values of its slices.
+
+        Args:
+            bucket: A bucket of these units.
+            vector: A vector over all units. A number is returned as it is.
+            dtype: The dtype of the operand, by default the dtype of scalars in the bucket's state.
         """
         if not isinstance(vector, Tensor):
             return vector
         if not bucket.dtype.is_complex and vector.is_complex():
             vector = vector.real
-        param, division = bucket.originals[0], self.division
+        param = bucket.originals[0]
+        division = self.division
         if dtype is None:
             dtype = bucket.state_dtype if vector.is_complex() else statistic_dtype(param)
         vector = vector.to(bucket.device, torch.bool if vector.dtype == torch.bool else dtype)
         start = division.starts[bucket.cohort]
         end = start + len(bucket.cohort.places)
         if division.lengths is not None:
-            first, end = [sum(division.lengths[:i]) for i in (start, end)]
-            each = slices.of_rows(vector[first:end], division.rows[bucket.cohort])
-            return bucket.parts(each) if bucket.cohort.sharded else each
+            first = sum(division.lengths[:start])
+            last = sum(division.lengths[:end])
+            ratios = slices.of_rows(vector[first:last], division.rows[bucket.cohort])
+            return bucket.parts(ratios) if bucket.cohort.sharded else ratios
         if division.scope is None:
             return vector[start:end]
         if division.scope in ("group", "global"):
@@ -315,11 +341,12 @@ class Units(Cells):
         return [entries[unit] for unit in division.unit_of[start:end]]
 
     def as_list(self, bucket: Bucket, vector: Tensor) -> TensorList:
-        """A vector as one 0-dim tensor for each tensor of a bucket."""
-        each: Any = self.operand(bucket, vector)
-        if isinstance(each, Tensor):
-            each = [each] * len(bucket.cohort.places) if each.dim() == 0 else list(each.unbind())
-        return TensorList(each)
+        """Convert a vector over units to one tensor for each tensor of a bucket."""
+        values: Any = self.operand(bucket, vector)
+        if isinstance(values, Tensor):
+            count = len(bucket.cohort.places)
+            values = [values] * count if values.dim() == 0 else list(values.unbind())
+        return TensorList(values)
 
     # ------------------------------------------------------------------ statistics
 
@@ -355,12 +382,12 @@ class Units(Cells):
         return norm
 
     def _measurements(self) -> dict[Any, Tensor]:
-        """Return where to keep what is measured: gradients are measured once for all links."""
+        """Return the measurements so far. Measurements of gradients are shared by all links."""
         if self._measured is None:
             self._updates = [bucket.u for bucket in self.buckets]
             first = self.buckets[0]
             shared = first.bound.transform.target == "update" and self.division.lengths is None
-            for bucket in self.buckets if shared else ():
+            for bucket in self.buckets:
                 if bucket.origin != "gradient" or bucket.update.owned:
                     shared = False
             if torch.compiler.is_compiling():
@@ -369,20 +396,20 @@ class Units(Cells):
         return self._measured
 
     def statistics(self, lists: Sequence[TensorList], m: norms.Measure) -> Tensor:
-        """The statistics of lists: a column for each tensor, or for each slice."""
+        """Return the statistics of lists: one column per tensor or per slice."""
         if self.division.lengths is None:
-            return self._of_all_shards([some.statistics(m) for some in lists], m)
+            return self._of_all_shards([tensors.statistics(m) for tensors in lists], m)
         pairs = zip(lists, self.buckets, strict=True)
-        made = [x._row_statistics(self.division.rows[b.cohort], m) for x, b in pairs]
-        known = [stats for stats in made if stats is not None]
+        parts = [x._row_statistics(self.division.rows[b.cohort], m) for x, b in pairs]
+        known = [stats for stats in parts if stats is not None]
         if len(known) == len(lists) and not self.division.sharded:
             without = self.division.flags([not dims for dims in self.division.dims])
             return self._of_all_shards(known, m).masked_fill(without, 0)
-        tensors = [t for some in lists for t in some]
+        tensors = [t for part in lists for t in part]
         return self._of_all_shards(norms.statistics_of_slices(tensors, self.division.dims, m), m)
 
     def _of_all_shards(self, parts: Sequence[Tensor], m: norms.Measure) -> Tensor:
-        """The statistics of whole tensors, or of their slices, from those of the parts here."""
+        """Merge statistics of the parts on all ranks to statistics of whole tensors or slices."""
         division = self.division
         stats = parts[0] if len(parts) == 1 else torch.cat([x.to(self.home) for x in parts], dim=1)
         if not division.sharded:
@@ -393,15 +420,21 @@ class Units(Cells):
         return merge_shards(stats, lengths, division.gathered(stats), m)
 
     def _norms(self, stats: Tensor) -> Tensor:
-        """The norms of units from the statistics of tensors or slices."""
+        """Return the norms of units from statistics of tensors or slices."""
         return norms.finish(*self._joined(stats, self.order), self.order)
 
     def _joined(self, stats: Tensor, m: norms.Measure) -> tuple[Tensor, Tensor | None]:
-        """The statistics of tensors or slices as those of units, and the numbers of entries."""
-        units, step, sized = self.division, self.buckets[0].step, m.counts or m.kind == "sum"
+        """Merge statistics of tensors or slices to statistics of units.
+
+        Returns:
+            The statistics, and the number of elements of each unit if the measure uses it.
+        """
+        units = self.division
+        step = self.buckets[0].step
+        sized = m.counts or m.kind == "sum"
         if units.lengths is not None:
             return stats, units.constant(units.sizes).to(stats.dtype) if sized else None
-        if units.width > 1 and units.count > 1:  # short units are filled with zeros
+        if units.width > 1 and units.count > 1:  # units with fewer tensors are filled with zeros
             columns = [*stats.unbind(1), torch.zeros_like(stats[:, 0])]
             stats = torch.stack([columns[i] for i in units.columns], 1)
         table = stats.view(len(stats), units.count, units.width)
@@ -409,13 +442,14 @@ class Units(Cells):
         if not (sized or group is not None):
             return norms.merge(table, None, m), None
         counts = norms.numbers(units.entries, table).view(-1, units.width)
-        stats, sizes = norms.merge(table, counts, m), counts.sum(dim=1)
+        stats = norms.merge(table, counts, m)
+        sizes = counts.sum(dim=1)
         if units.positions is None or group is None:
             return stats, sizes
-        rows = len(step.groups) if units.scope == "group" or units.named else 1
-        return across(stats, sizes, m, units.positions, max(rows, 1), group)
+        count = len(step.groups) if units.scope == "group" or units.named else 1
+        return across(stats, sizes, m, units.positions, max(count, 1), group)
 
 
 def _chosen(u: TensorList, state: State, group: Group) -> TensorList:
-    """u where flags are set, m elsewhere."""
+    """Return u in the units whose flag is set, and m in other units."""
     return u.where(group["flags"], group["m"])

@@ -1,4 +1,4 @@
-"""Engines: how arithmetic is done. Results depend on them by rounding alone."""
+"""Engines: the code that does the arithmetic. Results of engines differ only by rounding."""
 
 from torchzero_clip.engines.compiled import Compiled
 from torchzero_clip.engines.eager import AT_ONCE, Eager

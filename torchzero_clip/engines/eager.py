@@ -1,6 +1,6 @@
-"""Eager: the default engine. Every link computes its own result, by operators on lists.
+"""Eager: the default engine. Every link computes its result at once, with operators on lists.
 
-The tail of a chain is the exception: where the plan has one, it is one pass over memory.
+The tail of a chain is an exception: if the plan has a tail, one pass over memory runs it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ class Eager:
     """The default engine.
 
     Args:
-        fuses: Whether it runs the tail of a chain in one pass; False has every link compute its own
-            result, by its own formula.
-        keeps: Whether a workspace is kept from step to step.
-        reads: Whether the host reads the flag of a step that may be skipped before memory is
-            written. With False, what is written is copied before, and copied back if the step is
-            skipped.
+        fuses: Whether the tail of a chain runs in one pass. If not, every link computes its own
+            result with its own formula.
+        keeps: Whether the engine keeps a workspace between steps.
+        reads: Whether the host reads the flag of a guard before memory is written. If not, memory
+            is copied before it is written, and copied back if the step is skipped.
     """
 
     def __init__(self, fuses: bool = True, keeps: bool = True, reads: bool = True) -> None:
@@ -54,17 +53,18 @@ class Eager:
         self.workspaces = Workspaces()
 
     def check(self, device: torch.device) -> None:
-        """Raise nothing: this engine runs on every device."""
+        """Raise no error, since this engine runs on every device."""
 
     def __repr__(self) -> str:
         options = {"fuses": self.fuses, "keeps": self.keeps, "reads": self.reads}
         return f"Eager({', '.join([f'{name}=False' for name, on in options.items() if not on])})"
 
     def twin(self, watch: Cover | None = None) -> Eager:
-        """Return an equal engine with its own memory. Each of its operators is a pass."""
+        """Return an equal engine with its own memory. Each operator is one pass over memory."""
         return Eager(self.fuses, self.keeps, self.reads)
 
     def lasting(self) -> list[Tensor]:
+        """Return the workspaces."""
         return self.workspaces.tensors()
 
     def open(
@@ -77,13 +77,14 @@ class Eager:
         return EagerSession(self, key, places, params, grads)
 
     def in_turn(self) -> Eager:
+        """Return an engine that writes the result of each link at once."""
         return Eager(fuses=False, keeps=False, reads=self.reads)
 
     def step(self, step: Any, through: Through) -> Records:
         return through(step)
 
     def forget(self, why: str) -> None:
-        """Forget nothing: no step depends on earlier steps."""
+        """Do nothing, since no step depends on earlier steps."""
 
     def phase(self) -> Callable[[], None]:
         return lambda: None
@@ -96,7 +97,7 @@ class Eager:
 
 
 AT_ONCE = Eager(fuses=False, keeps=False, reads=False)
-"""The engine of a step that torch compiles as a whole, and of single calls."""
+"""The engine for single calls, and for a step that torch.compile compiles as a whole."""
 
 
 class EagerSession:
@@ -124,7 +125,7 @@ class EagerSession:
         self._engine = engine
         self._key = key
         self._places = places
-        self._kept_state: dict[str, Kept] = {}  # state in bfloat16 that was not settled yet
+        self._kept_state: dict[str, Kept] = {}  # bfloat16 state in float32, until `settle`
         host = params[0].device.type in small_tensors.HOSTS
         self._keeps = engine.keeps and host
         self._in_pieces = engine.fuses and not host and all_plain(params)
@@ -153,7 +154,7 @@ class EagerSession:
     def _guard_state(self, name: str, tensors: Sequence[Tensor]) -> None:
         if tensors[0].dim():
             self.guard(f"{name} is written at once", tensors)
-        else:
+        else:  # a scalar is cheaper to copy than to wait for
             self.skip.hold(tensors)
 
     def keep(self, form: Nearest) -> None:
@@ -199,7 +200,7 @@ class EagerSession:
 
     def write_grads(self, u: TensorList, flowing: TensorList) -> TensorList:
         pairs = zip(u.tensors, self.grads.tensors, strict=True)
-        if any([new is not old for new, old in pairs]):
+        if any([new is not old for new, old in pairs]):  # a rule may have written them in place
             self.writable_grads().copy_(u)
         return flowing
 
@@ -207,7 +208,7 @@ class EagerSession:
         params = [self.stored[i] for i in where]
         grads = [self.grads.tensors[i] for i in where]
         part = EagerSession(self._engine, key, places, params, grads)
-        part._keeps = self._keeps  # a part of a branch has no workspace either
+        part._keeps = self._keeps  # a part of a branch must not use the workspace either
         return part
 
     def branch(self) -> EagerSession:
@@ -221,15 +222,15 @@ class EagerSession:
     def subtract(self, u: TensorList) -> None:
         params = self.stored
         wide = self.wide
-        beside = [] if wide is None else wide.form.beside
-        self.guard(NO_FUSED_END, [*params, *beside])
+        more = [] if wide is None else wide.form.beside
+        self.guard(NO_FUSED_END, [*params, *more])
         values = u.tensors
         if wide is None:
             subtract_(params, values, 1.0)
             return
         cuts = wide.cut and all(map(Tensor.is_contiguous, [*params, *values]))
-        most = BATCH if params[0].is_cpu else None
-        for piece in pieces(params, cuts, most, grows=most is None):
+        size = BATCH if params[0].is_cpu else None
+        for piece in pieces(params, cuts, size, grows=size is None):
             wide.move(piece, piece.of(values), 1.0, 0.0)
 
     def close(self) -> None:
@@ -237,14 +238,14 @@ class EagerSession:
             self.settle(path)
 
     def guard(self, why: str, tensors: Sequence[Tensor]) -> None:
-        """Make sure that these tensors stay as they are if the step is skipped."""
+        """Make sure that these tensors do not change if the step is skipped."""
         if self._engine.reads:
             self.skip.read(why)
         else:
             self.skip.hold(tensors)
 
     def _buffer(self, moving: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor] | None:
-        """Return the workspace for values of this dtype, unless it is in use."""
+        """Return the workspace for values of this dtype, or None if it is in use."""
         if dtype != state_dtype(self.stored[0]):
             return None
         workspaces = self._engine.workspaces

@@ -1,7 +1,7 @@
-"""Wide and Kept: lists in float32 of numbers that are stored in fewer bits, in the default engine.
+"""Wide and Kept: float32 lists of tensors that are stored in fewer bits, in the default engine.
 
-One tensor after another is widened, worked on and stored, so that few numbers are in float32 at
-once. With `compile=True` a kernel does all of this in its own pass.
+If possible, only one tensor at a time is converted to float32, updated and stored, to save memory.
+With `compile=True`, kernels convert elements while they run.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.engines.pieces import Piece, of_piece, pieces
 
 BATCH = 2**18
-"""The elements that are scaled or converted at a time on CPU."""
+"""The number of elements that are scaled or converted at a time on CPU."""
 LARGE = 2**24
-"""The elements that are converted at a time on devices where a call costs more than its memory."""
+"""The number of elements that are converted at a time on accelerators, to save calls."""
 
 
 class Wide(Lazy):
-    """Parameters as a list in float32 to read. Every list that borrows it widens them again.
+    """A list of parameters in float32, to read. Every list that borrows it converts them again.
 
     Args:
-        stored: The tensors that are stored.
-        form: The format in which they are stored.
-        guard: A function to call before they are read, if the step may be skipped.
+        stored: The stored tensors.
+        form: The format of the stored tensors.
+        guard: A function to call before the tensors are read, if the step may be skipped.
     """
 
     __slots__ = ("form", "guard", "stored")
@@ -51,7 +51,7 @@ class Wide(Lazy):
 
     @property
     def cut(self) -> bool:
-        """Whether the elements of each tensor can be told by their place in memory."""
+        """Whether tensors can be cut: the position of each element in memory is its index."""
         return all([self.form.follows(i, t) for i, t in enumerate(self.stored)])
 
     def compute(self) -> list[Tensor]:
@@ -69,7 +69,7 @@ class Wide(Lazy):
         return torch.cat(columns, 1)
 
     def wide(self, piece: Piece) -> list[Tensor]:
-        """Return a piece in float32, which `put` stores."""
+        """Return a piece in float32. `put` stores it."""
         return [self.form.widen(*row) for row in self._rows(piece)]
 
     def put(self, piece: Piece, values: Sequence[Tensor]) -> None:
@@ -78,18 +78,18 @@ class Wide(Lazy):
             self.form.store(*row, x)
 
     def move(self, piece: Piece, values: Sequence[Tensor], a: float, b: float) -> None:
-        """Compute w ← (1 - b) w - a u for the values of u in a piece."""
+        """Compute w ← (1 - b) w - a u for a piece, whose values of u are given."""
         for row, u in zip(self._rows(piece), values, strict=True):
             self.form.move(*row, u, a, b)
 
     def _rows(self, piece: Piece) -> list[tuple[int, Tensor, int | None]]:
-        """Return the tensors of a piece as the methods of a format take them."""
+        """Return the first arguments of a format's methods for each tensor of a piece."""
         start = None if piece.stop is None else piece.start
         return [(i, t, start) for i, t in enumerate(piece.of(self.stored), piece.begin)]
 
 
 class Kept(Wide):
-    """State as a list in float32. It is widened when it is first read, and stored by `settle`."""
+    """A list of state in float32. It is converted when it is first read; `settle` stores it."""
 
     __slots__ = ()
 
@@ -97,11 +97,11 @@ class Kept(Wide):
         return TensorList.borrow(self)
 
     def settle(self) -> None:
-        """Store the values if they were read, since they may have changed."""
+        """Store the values if they were read, since the link may have changed them."""
         if not self.pending:
             cuts = self.cut and all(map(Tensor.is_contiguous, [*self.stored, *self.tensors]))
-            most = BATCH if self.stored[0].is_cpu else LARGE
-            for piece in pieces(self.stored, cuts, most, grows=False):
+            size = BATCH if self.stored[0].is_cpu else LARGE
+            for piece in pieces(self.stored, cuts, size, grows=False):
                 self.put(piece, piece.of(self.tensors))
         self._tensors = None
 
@@ -109,25 +109,25 @@ class Kept(Wide):
 def updated_in_turn(rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
     """Return the result of `updated`.
 
-    If some of the state is stored in bfloat16, one tensor of it is in float32 at a time.
+    If state is stored in bfloat16, only one tensor of it is in float32 at a time.
     """
-    kept = {name: row for name, row in state.items() if isinstance(row, Kept)}
-    unread = all([row.pending for row in kept.values()])
-    if not kept or not unread or rule.reach != "tensor":
+    narrow = {name: row for name, row in state.items() if isinstance(row, Kept)}
+    unread = all([row.pending for row in narrow.values()])
+    if not narrow or not unread or rule.reach != "tensor":
         return updated(rule, u, state, group)
-    made: list[Tensor] = []
+    results: list[Tensor] = []
     for piece in [Piece(i, i + 1) for i in range(len(u))]:
-        held = {name: _part(row, piece, owned=True) for name, row in state.items()}
-        flowing = TensorList(piece.of(u.tensors), owned=u.owned)
+        wide = {name: _part(row, piece, owned=True) for name, row in state.items()}
+        part = TensorList(piece.of(u.tensors), owned=u.owned)
         live = {name: _part(x, piece) for name, x in group.items()}
-        made += updated(rule, flowing, held, live).own().tensors
-        for name, row in kept.items():
-            row.put(piece, held[name].tensors)
-    return TensorList(made, owned=True)
+        results += updated(rule, part, wide, live).own().tensors
+        for name, row in narrow.items():
+            row.put(piece, wide[name].tensors)
+    return TensorList(results, owned=True)
 
 
 def _part(x: Any, piece: Piece, owned: bool = False) -> Any:
-    """Return a piece of a list or of an operand; a piece of a stored list is widened."""
+    """Return a piece of a list or of an operand. A piece of a stored list is in float32."""
     if isinstance(x, Wide) and x.pending:
         if x.guard is not None:
             x.guard()

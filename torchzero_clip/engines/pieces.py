@@ -1,4 +1,4 @@
-"""Pieces: what an accelerator works on at a time, so that little of its memory is temporary."""
+"""Pieces: parts of a list that are computed one after another, so that less memory is needed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.torch_private import foreach
 
 PIECE = 2**21
-"""The elements of a piece: eight lists of so many are 64 MiB."""
+"""The number of elements of a piece. Eight lists of this size in float32 need 64 MiB."""
 
 
 class Piece(NamedTuple):
-    """Some tensors of a list, or (from `start` to `stop`) elements of one of them."""
+    """Consecutive tensors of a list, or the elements `start` to `stop` of one tensor."""
 
     begin: int
     end: int
@@ -27,11 +27,11 @@ class Piece(NamedTuple):
     stop: int | None = None
 
     def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return this piece of some tensors. A tensor without dims is the same in all pieces."""
-        some = list(tensors[self.begin : self.end])
-        if self.stop is None or not some or not some[0].dim():
-            return some
-        return [some[0].view(-1)[self.start : self.stop]]
+        """Return this piece of a list. A tensor without dims is the same in all pieces."""
+        members = list(tensors[self.begin : self.end])
+        if self.stop is None or not members or not members[0].dim():
+            return members
+        return [members[0].view(-1)[self.start : self.stop]]
 
 
 def pieces(
@@ -41,9 +41,9 @@ def pieces(
 
     Args:
         tensors: The tensors.
-        cuts: Whether a tensor that is larger than a piece may be cut into several.
-        most: The elements of a piece; `PIECE` by default.
-        grows: Whether pieces of a large list are larger, so that there are not too many.
+        cuts: Whether a tensor that is larger than a piece may be cut.
+        most: The largest number of elements of a piece, by default `PIECE`.
+        grows: Whether pieces of a large list are larger, which limits their number.
     """
     most = PIECE if most is None else most
     most = portion(tensors, most) if grows else most
@@ -72,39 +72,38 @@ def in_pieces(
     state: State,
     group: Group,
 ) -> TensorList:
-    """Return what a function makes of each element of a list, computed piece by piece.
+    """Return the result of an elementwise function, computed piece by piece.
 
-    What the function computes on the way takes the memory of a piece, however large the model is.
+    Intermediate results of the function need only the memory of a piece.
 
     Args:
-        function: Called with a piece of the list, of the state and of the group. Every element of
-            its result depends on the elements in the same place.
-        u: The list. If it is owned, its memory is the memory of the result.
+        function: A function of the list, the state and the group.
+        u: The list. If it is owned, the result is stored in its memory.
         state: The state, which the function may write.
-        group: The live values, and lists.
+        group: The live hyperparameters, and lists.
     """
     operands = [*state.values(), *group.values()]
     whole = u.tensors
-    every = list(pieces(whole, all([_is_cut(x, whole) for x in [u, *operands]])))
-    if len(every) == 1:
+    parts = list(pieces(whole, all([_can_be_cut(x, whole) for x in [u, *operands]])))
+    if len(parts) == 1:
         return function(u, state, group)
     into = [torch.empty_like(t) for t in whole]
     if u.owned:
-        u._unshare()  # lists that borrow this one keep their values
+        u._unshare()  # lists that borrowed this list must keep their values
         into = whole
-    for piece in every:
-        given = piece.of(whole)
-        held = {name: _held(row, piece, whole) for name, row in state.items()}
+    for piece in parts:
+        before = piece.of(whole)
+        stored = {name: _state_of_piece(row, piece, whole) for name, row in state.items()}
         live = {name: of_piece(x, piece) for name, x in group.items()}
-        made = function(TensorList(given, owned=u.owned), held, live).tensors
-        written = u.owned and all(map(operator.is_, made, given))
-        if not written:
-            foreach("copy_", piece.of(into), made)
+        result = function(TensorList(before, owned=u.owned), stored, live).tensors
+        in_place = u.owned and all(map(operator.is_, result, before))
+        if not in_place:
+            foreach("copy_", piece.of(into), result)
     return TensorList(into, owned=True)
 
 
 def of_piece(x: Any, piece: Piece) -> Any:
-    """Return a piece of a list, to be read, or of a vector with a number for each tensor."""
+    """Return a piece of a list, or of a vector with one number per tensor, to read."""
     if isinstance(x, TensorList):
         return TensorList(piece.of(x.tensors))
     if _is_list(x) or (isinstance(x, Tensor) and x.numel() > 1):
@@ -112,20 +111,26 @@ def of_piece(x: Any, piece: Piece) -> Any:
     return x
 
 
-def _held(row: TensorList, piece: Piece, whole: Sequence[Tensor]) -> TensorList:
-    """Return a piece of state. The number of a tensor that is cut is written by its last piece."""
-    some = piece.of(row.tensors)
-    if piece.stop is not None and not some[0].dim() and piece.stop < whole[piece.begin].numel():
-        some = [some[0].clone()]
-    return TensorList(some, owned=True)
+def _state_of_piece(row: TensorList, piece: Piece, whole: Sequence[Tensor]) -> TensorList:
+    """Return a piece of state.
+
+    If a tensor is cut, its scalar state may be written only once. So only its last piece receives
+    the scalar itself, and other pieces receive a copy.
+    """
+    tensors = piece.of(row.tensors)
+    if piece.stop is not None and not tensors[0].dim():
+        is_last = piece.stop >= whole[piece.begin].numel()
+        tensors = tensors if is_last else [tensors[0].clone()]
+    return TensorList(tensors, owned=True)
 
 
 def _is_list(x: Any) -> bool:
+    """Return whether an operand is a list of tensors."""
     return isinstance(x, list) and bool(x) and isinstance(x[0], Tensor)
 
 
-def _is_cut(x: Any, whole: Sequence[Tensor]) -> bool:
-    """Return whether an operand has an element for each of these, or a number for each tensor."""
+def _can_be_cut(x: Any, whole: Sequence[Tensor]) -> bool:
+    """Return whether an operand has one element per element of `whole`, or numbers of tensors."""
     if not (isinstance(x, TensorList) or _is_list(x)):
         return True
     rows = zip(x, whole, strict=True)

@@ -1,8 +1,8 @@
 """The tail of a chain, in one pass over memory: a fused optimizer of torch, or a subtraction.
 
-A fused optimizer takes updates as they are, in the dtype of its state. Updates that must be divided
-or widened first are divided or widened a piece at a time, so that a piece is still in the cache
-when the optimizer reads it, and takes little memory.
+A fused optimizer requires updates in the dtype of its state. If updates must be divided or
+converted first, this happens one piece at a time. So a piece is still in the cache when the
+optimizer reads it, and needs little memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torchzero_clip.engines.kept import BATCH, Wide
 from torchzero_clip.engines.pieces import Piece
 
 LARGEST = 4 * pieces.PIECE
-"""The elements of a piece on an accelerator, where a call costs more than its memory."""
+"""The number of elements of a piece on an accelerator, where more calls would cost time."""
 NO_FUSED_END = "no fused optimizer is at the end"
 
 
@@ -42,14 +42,14 @@ class Tensors(Protocol):
     skip: Skip
 
     def guard(self, why: str, tensors: Sequence[Tensor]) -> None:
-        """Make sure that these tensors stay as they are if the step is skipped."""
+        """Make sure that these tensors do not change if the step is skipped."""
 
     def divide_grads(self, ratio: Tensor) -> None:
         """Divide the gradients in place."""
 
 
 def finish(session: Tensors, u: TensorList, ending: Ending) -> bool:
-    """Do the tail of a chain for the parameters of a session.
+    """Run the tail of a chain for the parameters of a session.
 
     Returns:
         Whether that was possible. If not, nothing was written, and the links must run one by one.
@@ -75,7 +75,8 @@ def subtract_(params: list[Tensor], values: Sequence[Tensor], a: float, b: float
     if params[0].dtype == values[0].dtype:
         foreach("sub_", params, list(values), alpha=rest)
         return
-    wide = small_tensors.copies(params, values[0].dtype)  # torch's fast route takes one dtype
+    # The fast path of torch's foreach operators requires that all lists have one dtype.
+    wide = small_tensors.copies(params, values[0].dtype)
     foreach("sub_", wide, list(values), alpha=rest)
     copy_into(params, wide)
 
@@ -92,26 +93,29 @@ def times(u: TensorList, factor: float) -> TensorList:
 
 def _subtract_scaled(session: Tensors, values: list[Tensor], ending: Ending) -> bool:
     """Compute w ← (1 - b) w - a u, where u is the list divided by the ratio."""
-    params, wide, a, b = session.stored, session.wide, ending.rate, ending.decay
+    params = session.stored
+    wide = session.wide
+    a = ending.rate
+    b = ending.decay
     if isinstance(a, Tensor) or (b and overlap(params, values)):
         return False
     dtype = state_dtype(params[0])
     factor, ratio = _factor(ending.ratio, dtype)
-    beside = [] if wide is None else wide.form.beside
-    session.guard(NO_FUSED_END, [*params, *beside])
+    more = [] if wide is None else wide.form.beside
+    session.guard(NO_FUSED_END, [*params, *more])
     a = a * factor
     if ratio is None and wide is None and values[0].dtype == params[0].dtype:
         subtract_(params, values, a, b)
         return True
     for piece in _pieces(params, values, wide):
-        some = piece.of(values)
+        changes = piece.of(values)
         if ratio is not None:
-            some = foreach("div", _converted(some, dtype), ratio)
+            changes = foreach("div", _converted(changes, dtype), ratio)
         if wide is None:
-            subtract_(piece.of(params), some, a, b)
+            subtract_(piece.of(params), changes, a, b)
         else:
-            wide.move(piece, some, a, b)
-        del some  # the next piece is made in its memory
+            wide.move(piece, changes, a, b)
+        del changes  # so that the next piece can use this memory
     return True
 
 
@@ -130,9 +134,10 @@ def _takes(
     ending: Ending,
     wide: Wide | None,
 ) -> bool:
-    """Return whether the fused optimizer can be given these tensors: it trusts their layout.
+    """Return whether the fused optimizer can be called with these tensors.
 
-    This is checked in every step, since tensors may be replaced between two steps.
+    The fused optimizers of torch do not check layouts. So this check runs in every step, since
+    tensors may be replaced between two steps.
     """
     if kernel.function is None or params[0].device.type not in kernel.devices:
         return False
@@ -149,8 +154,8 @@ def _takes(
         row = ending.state.get(name)
         if row is None:
             continue
-        kept = name in ending.forms
-        if not {torch.bfloat16 if kept else dtype}.issuperset(map(DTYPE, row)):
+        stored = torch.bfloat16 if name in ending.forms else dtype
+        if not {stored}.issuperset(map(DTYPE, row)):
             return False
         if len(row) != len(params):
             return False
@@ -168,13 +173,16 @@ def _takes(
 
 
 def _run_kernel(session: Tensors, u: TensorList, ending: Ending, kernel: FusedKernel) -> None:
-    """Have the fused optimizer do w ← (1 - b) w - a · update, a piece at a time if it must."""
-    params, wide, skip = session.stored, session.wide, session.skip
+    """Compute w ← (1 - b) w - a · update with the fused optimizer, in pieces if necessary."""
+    params = session.stored
+    wide = session.wide
+    skip = session.skip
     dtype = state_dtype(params[0])
-    kept = {name: Wide(ending.state[name], form) for name, form in ending.forms.items()}
+    wide_state = {name: Wide(ending.state[name], form) for name, form in ending.forms.items()}
     narrow = wide is None and params[0].dtype != dtype
-    converts = narrow or wide is not None or bool(kept)
-    a, b = ending.rate, ending.decay
+    converts = narrow or wide is not None or bool(wide_state)
+    a = ending.rate
+    b = ending.decay
     decays = bool(kernel.decays and b and a != 0)
     function, options = _function(kernel)
     options["lr"] = a
@@ -203,9 +211,10 @@ def _run_kernel(session: Tensors, u: TensorList, ending: Ending, kernel: FusedKe
     damps = is_fused(kernel.function, "sgd") and not (
         options.get("dampening") or options.get("nesterov")
     )
-    in_float32 = not converts or (wide is not None and wide.form.wide and not kept)
+    in_float32 = not converts or (wide is not None and wide.form.wide and not wide_state)
     if damps and in_float32 and dtype == torch.float32 and 1e-6 < factor < 1:
-        options["dampening"] = 1 - factor  # the optimizer multiplies by the factor itself
+        # torch's SGD computes m ← momentum · m + (1 - dampening) · gradient.
+        options["dampening"] = 1 - factor
         factor = 1.0
     as_they_are = factor == 1 and ratio is None and grads[0].dtype == dtype and not converts
     whole = Piece(0, len(params))
@@ -227,8 +236,8 @@ def _run_kernel(session: Tensors, u: TensorList, ending: Ending, kernel: FusedKe
             foreach("mul_", weights, shrink)
         lists = []
         for name in kernel.state:
-            if name in kept:
-                lists.append(kept[name].wide(piece))
+            if name in wide_state:
+                lists.append(wide_state[name].wide(piece))
             else:
                 lists.append(piece.of(ending.state.get(name, ())))
         function(weights, changes, *lists, **options)
@@ -236,14 +245,14 @@ def _run_kernel(session: Tensors, u: TensorList, ending: Ending, kernel: FusedKe
             wide.put(piece, weights)
         elif narrow:
             foreach("copy_", stored, weights)
-        for name, values in zip(kernel.state, lists, strict=True) if kept else ():
-            if name in kept:
-                kept[name].put(piece, values)
-        del weights, changes, lists  # the next piece is made in their memory
+        for name, values in zip(kernel.state, lists, strict=True):
+            if name in wide_state:
+                wide_state[name].put(piece, values)
+        del weights, changes, lists  # so that the next piece can use this memory
 
 
 def _function(kernel: FusedKernel) -> tuple[Any, dict[str, Any]]:
-    """Return the function of a kernel, and the options that it is called with."""
+    """Return the function of a kernel and its keyword arguments."""
     function = kernel.function
     if isinstance(function, partial):
         return function.func, dict(function.keywords)
@@ -253,7 +262,7 @@ def _function(kernel: FusedKernel) -> tuple[Any, dict[str, Any]]:
 def _divides_gradients(
     kernel: FusedKernel, dtype: torch.dtype, grads: Sequence[Tensor], ratio: Tensor
 ) -> bool:
-    """Return whether a kernel can divide gradients by the ratio, and write the quotients."""
+    """Return whether a kernel can divide gradients by the ratio and write the quotients."""
     if dtype != torch.float32 or grads[0].dtype != dtype:
         return False
     if norms.readable(ratio) and not 1e-30 < ratio.item() < 1e30:
@@ -261,11 +270,11 @@ def _divides_gradients(
     return is_fused(kernel.function, "adamw") or is_fused(kernel.function, "sgd")
 
 
-# ---------------------------------------------------------------------- what both need
+# ---------------------------------------------------------------------- helpers of both
 
 
 def _pieces(params: list[Tensor], values: list[Tensor], wide: Wide | None) -> Iterator[Piece]:
-    """Return the pieces in which tensors are divided and converted."""
+    """Yield the pieces in which tensors are divided and converted."""
     cuts = all(map(Tensor.is_contiguous, [*params, *values])) and (wide is None or wide.cut)
     if params[0].device.type in small_tensors.HOSTS:
         return pieces.pieces(params, cuts, BATCH, grows=False)
@@ -273,7 +282,7 @@ def _pieces(params: list[Tensor], values: list[Tensor], wide: Wide | None) -> It
 
 
 def _factor(ratio: Tensor | None, dtype: torch.dtype) -> tuple[float, Tensor | None]:
-    """Return what to multiply by, or what to divide by if its value stays on the device."""
+    """Return a factor, or 1 and a divisor if the value of the ratio stays on the device."""
     if ratio is None:
         return 1.0, None
     if norms.readable(ratio):
@@ -282,17 +291,17 @@ def _factor(ratio: Tensor | None, dtype: torch.dtype) -> tuple[float, Tensor | N
 
 
 def _converted(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Return tensors in a dtype; those that have it already are not copied."""
+    """Return tensors in a dtype. Tensors that have the dtype are returned themselves."""
     if tensors[0].dtype == dtype:
         return tensors
     return small_tensors.copies(tensors, dtype)
 
 
 def _multiplied(tensors: list[Tensor], factor: float) -> list[Tensor]:
-    """Return new tensors: these times a number of any size."""
+    """Return tensors times a number, which may be outside the range of their dtype."""
     size, divisor = norms.halves(factor, tensors[0].dtype)
     number = torch.full((), size, dtype=tensors[0].dtype, device=tensors[0].device)
-    made: list[Tensor] = foreach("mul", tensors, number)
+    products: list[Tensor] = foreach("mul", tensors, number)
     if divisor != 1:
-        foreach("div_", made, divisor)
-    return made
+        foreach("div_", products, divisor)
+    return products

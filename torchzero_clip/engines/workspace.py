@@ -1,4 +1,4 @@
-"""Workspaces: memory like the parameters that an engine keeps from step to step."""
+"""Workspaces: memory of the parameters' size, which an engine keeps between steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Form: TypeAlias = "tuple[torch.dtype, torch.Size, tuple[int, ...]]"
 
 
 class Workspaces:
-    """One tensor for each parameter, found by the key of its bucket and its place there."""
+    """One tensor for each parameter, by the key of its bucket and its place in the bucket."""
 
     def __init__(self) -> None:
         self.kept: dict[Hashable, dict[int, tuple[Form, Tensor]]] = {}
@@ -29,17 +29,23 @@ class Workspaces:
         params: Sequence[Tensor],
         moving: Sequence[Tensor],
     ) -> list[Tensor] | None:
-        """Return memory for updates of these parameters; None while it is in use.
+        """Return memory for updates of these parameters, or None while the memory is in use.
 
-        It is in use while a list, or a view that a rule made, has one of the tensors that were
-        returned last. Each call returns other tensors of the same memory, so that this is known.
-        `moving` are the tensors whose values go there.
+        Each call returns new tensors of the same memory. The memory is in use while any of the
+        tensors of the last call exists, in a list or as the base of a view.
+
+        Args:
+            key: The key of the bucket.
+            places: The places of the parameters in the bucket.
+            params: The parameters.
+            moving: The tensors whose values the caller will write to the memory.
         """
         lent = [self._lent.get((key, i)) for i in places]
         if any([tensor is not None and tensor() is not None for tensor in lent]):
             return None
         memory = self.like(key, places, params)
-        untracked = torch.is_inference_mode_enabled()  # a view does not hold its base there
+        # In inference mode a view does not keep its base alive, so storages are compared.
+        untracked = torch.is_inference_mode_enabled()
         if untracked and not storages(memory).isdisjoint(storages(moving)):
             return None
         tensors = [t.data for t in memory]
@@ -48,20 +54,22 @@ class Workspaces:
         return tensors
 
     def like(self, key: Hashable, places: Sequence[int], params: Sequence[Tensor]) -> list[Tensor]:
-        """Memory for updates of these parameters, made where none of their form is kept.
+        """Return one tensor like each parameter, and allocate it if dtype or layout changed.
 
-        It has no gaps, so that the form of a parameter is compared with that of the one before.
+        The tensors have no gaps, so their strides may differ from the strides of the parameters.
+        The layout of the parameter is stored to notice a change.
         """
-        kept, dtype = self.kept.setdefault(key, {}), state_dtype(params[0])
-        found: list[Tensor] = []
+        kept = self.kept.setdefault(key, {})
+        dtype = state_dtype(params[0])
+        memory: list[Tensor] = []
         for i, p in zip(places, params, strict=True):
             form = dtype, p.shape, p.stride()
             if i not in kept or kept[i][0] != form:
-                with torch.inference_mode(False):  # memory that is written outside of it as well
+                with torch.inference_mode(False):  # so that later steps can write it outside
                     kept[i] = form, torch.empty_like(p, dtype=dtype)
-            found.append(kept[i][1])
-        return found
+            memory.append(kept[i][1])
+        return memory
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors that are kept."""
+        """Return the tensors that are kept between steps."""
         return [t for kept in self.kept.values() for _, t in kept.values()]
