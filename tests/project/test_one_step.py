@@ -88,21 +88,21 @@ class Doors(Transform):
 
 
 @pytest.mark.parametrize("compile", [False, True])
-def test_the_loop_is_the_third_door(compile: bool) -> None:
+def test_the_loop_is_the_third_function(compile: bool) -> None:
     p, doors = Parameter(torch.ones(3)), Doors()
     p.grad = torch.ones(3)
     Modular([p], doors, LR(0.1), compile=compile).step()
     seen: list[str] = doors.__dict__["seen"]
-    again = ["step"] * compile  # repeats decide there that it is done anew
-    assert seen == ["step", "step", *again, "_through", "send"]
+    replays = ["step"] if compile else []  # decides that the step is not replayed
+    assert seen == ["step", "step", *replays, "_through", "send", "_run_link"]
 
 
 def test_clippers_and_released_parameters_pass_the_same_loop() -> None:
     p, doors = Parameter(torch.ones(3)), Doors()
     p.grad = torch.ones(3)
     Clipper([p], doors).step()
-    assert doors.__dict__["seen"][-2:] == ["_through", "send"]
+    assert doors.__dict__["seen"][-3:] == ["_through", "send", "_run_link"]
     opt = release([p], doors, LR(0.1))
     p.grad = torch.ones(3)
     opt.step()
-    assert doors.__dict__["seen"] == ["step", "_release", "_through", "send"]
+    assert doors.__dict__["seen"] == ["step", "_release", "_through", "send", "_run_link"]

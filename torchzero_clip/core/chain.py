@@ -105,7 +105,7 @@ def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
                 bucket.tail = bucket.tail or tails[link]
         if all([bucket.tail is not None for bucket in buckets]):
             return buckets
-    return _through(link, buckets, init)
+    return _run_link(link, buckets, init)
 
 
 def end(buckets: Sequence[Bucket]) -> None:
@@ -118,12 +118,12 @@ def end(buckets: Sequence[Bucket]) -> None:
             divide_now(bucket, tail)
             rest = [bucket]
             for link in tail.links:
-                rest = _through(link, rest)
+                rest = _run_link(link, rest)
             for part in rest:
                 part.subtract()
 
 
-def _through(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
+def _run_link(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
     """Run a link for buckets, or only make the state that it needs."""
     seen = [part for bucket in buckets for part in bucket.seen_by(link).alike()]
     # Groups with clip=False skip all rules that clip.
