@@ -166,15 +166,15 @@ def draw_weights(rule):
         points = " ".join(at(step, y) for step, y in enumerate(values))
         parts.append(f'<polyline class="{kind}" points="{points}"/>')
     parts.append(axes.names(LEFT, TOP, WIDTH, HEIGHT, "step", "weight"))
-    label = escape(f"A weight in training and the one that {rule} has for evaluation")
+    label = escape(f"A weight in training and the averaged weight of {rule}")
     svg = (
         f'<svg viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + axes.ROOM}" role="img" '
         f'aria-label="{label}">{"".join(parts)}</svg>'
     )
     caption = (
-        '<figcaption><span class="before">a weight in training</span>, behind gradients with more '
-        'noise than slope, and <span class="after">the one for evaluation</span> of '
-        f"<code>{escape(rule)}</code>; the best is 0.</figcaption>"
+        '<figcaption><span class="before">A weight in training</span> with noisy gradients, and '
+        f'<span class="after">the averaged weight</span> of <code>{escape(rule)}</code>. The '
+        "optimum is 0.</figcaption>"
     )
     return f'<figure class="picture">{svg}{caption}</figure>'
 
