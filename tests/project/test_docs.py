@@ -232,7 +232,7 @@ def test_every_docstring_example_runs_as_it_is_pasted(thing: Any) -> None:
     with interpreter("docstring") as namespace:
         text = inspect.getdoc(thing) or ""
         example = doctest.DocTestParser().get_doctest(text, namespace, thing.__name__, None, 0)
-        doctest.DocTestRunner().run(example, out=said.append, clear_globs=False)
+        doctest.DocTestRunner(verbose=False).run(example, out=said.append, clear_globs=False)
     assert not said, "".join(said)
 
 
