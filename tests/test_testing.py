@@ -146,7 +146,7 @@ def test_what_is_repeated_as_it_is_done_anew_passes(chain):
 @pytest.mark.parametrize(
     ("rule", "why"),
     [
-        (Inherits(), "Inherits does not say `pure = True`"),
+        (Inherits(), "Inherits does not set `pure = True`"),
         (Counts(), "is not the same where it is replayed"),
         (Looks(), "no step was replayed"),
         (Reads(), "no step was replayed"),

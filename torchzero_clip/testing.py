@@ -79,8 +79,8 @@ def _check_effects(transforms: Sequence[Transform], shapes: Shapes, idle: Collec
     for key in idle:
         if key not in keys.defaults:
             raise ValueError(
-                f"check_pure: idle names {key!r}, which is no live value of this chain"
-                f"{hint(key, keys.defaults)}; it has {list(keys.defaults)}"
+                f"check_pure: idle has {key!r}, which is not a hyperparameter of this "
+                f"chain{hint(key, keys.defaults)}; it has {list(keys.defaults)}"
             )
     usual = list(_steps(transforms, shapes, {}))
     for link in keys.links:

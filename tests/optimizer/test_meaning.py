@@ -204,22 +204,22 @@ def test_what_is_said_to_be_divided_out_changes_nothing(last):
 @at_once(
     "links, words",
     [
-        ([LR(0.1)], "the learning rate is that of the optimizer that steps next"),
-        ([ClipNorm(1.0), Masked(LR(0.1), lambda n, p: True)], "the learning rate is that of"),
-        ([Rated()], "the learning rate is that of"),
-        ([ClipNorm(1.0), Scale(3e-4)], "the learning rate is that of"),
-        ([Scale(-1e-3)], "the learning rate is that of"),
+        ([LR(0.1)], "the optimizer that steps next has the learning rate"),
+        ([ClipNorm(1.0), Masked(LR(0.1), lambda n, p: True)], "has the learning rate"),
+        ([Rated()], "has the learning rate"),
+        ([ClipNorm(1.0), Scale(3e-4)], "has the learning rate"),
+        ([Scale(-1e-3)], "has the learning rate"),
         ([WeightDecay(0.01), ClipNorm(1.0)], "give weight_decay to the optimizer that steps next"),
-        ([MaxNorm(1.0)], "it belongs behind LR in the chain of a Modular"),
-        ([Project(torch.relu)], "it belongs behind LR in the chain of a Modular"),
+        ([MaxNorm(1.0)], "put it after LR in the chain of a Modular"),
+        ([Project(torch.relu)], "put it after LR in the chain of a Modular"),
     ],
 )
 def test_a_link_about_the_step_is_an_error_where_none_is_made(links, words):
     p = param(1.0)
-    with pytest.raises(ValueError, match=f"^Clipper: no step is made here, so .*{words}"):
+    with pytest.raises(ValueError, match=f"^Clipper: .* cannot be used here, .*{words}"):
         Clipper([p], *links)
     opt = torch.optim.SGD([p], lr=0.1)
-    with pytest.raises(ValueError, match=f"^attach: no step is made here, so .*{words}"):
+    with pytest.raises(ValueError, match=f"^attach: .* cannot be used here, .*{words}"):
         attach(opt, *links)
     attach(opt, ClipNorm(1.0)).remove()  # nothing was left behind
 

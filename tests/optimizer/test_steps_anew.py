@@ -107,7 +107,7 @@ def steps(opt: Modular, count: int = 6, change: Callable[[Modular, int], Any] | 
 
 NEVER: dict[str, tuple[Callable[[], Transform], tuple[str, ...]]] = {
     "a rule that says nothing": (
-        Unsaid, ("Unsaid", "pure = True", "branch on no value", "check_pure"),
+        Unsaid, ("Unsaid", "pure = True", "branch on a value", "check_pure"),
     ),
     "a function": (lambda: Scaled(lambda x: x), ("Scaled", "schedule.pure = True")),
     "noise": (lambda: Noise(0.1), ("Noise", "generator", "leave compile out")),

@@ -397,9 +397,7 @@ class Doubtful(WeightEMA):
 
 
 def test_weights_that_are_more_than_a_sum_are_a_source_error() -> None:
-    with pytest.raises(
-        SourceError, match=r"Doubtful cannot .* its weights for evaluation are more"
-    ):
+    with pytest.raises(SourceError, match=r"Doubtful cannot .* its averaged weights are more"):
         Modular([torch.zeros(2)], LR(0.1), Doubtful()).to_source()
 
 
@@ -662,8 +660,8 @@ def test_the_command_line_says_what_it_takes(capsys: Any) -> None:
     from torchzero_clip.__main__ import main
 
     for arguments, words in (
-        (["--source"], "--source takes a name that named(...) knows"),
-        (["--source", "ClipNorm"], "--source takes a name that named(...) knows"),
+        (["--source"], "--source needs a name that named(...) accepts"),
+        (["--source", "ClipNorm"], "--source needs a name that named(...) accepts"),
         (["--source", "muon"], "cannot be written as a file of plain torch"),
     ):
         with pytest.raises(SystemExit) as stop:

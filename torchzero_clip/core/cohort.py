@@ -108,9 +108,9 @@ class Cohort:
         rows = zip(self.places, self.originals, row, strict=True)
         place, p, t = next(one for one in rows if one[1].shape != one[2].shape)
         raise ValueError(
-            f"{label(self.index, group, place)} has shape {tuple(p.shape)} now, and state "
-            f"{key!r} of shape {tuple(t.shape)}: when you change the shape of a parameter, "
-            "delete optimizer.state[p], or make a new optimizer"
+            f"{label(self.index, group, place)} has shape {tuple(p.shape)} now, but its state "
+            f"{key!r} has shape {tuple(t.shape)}: if you change the shape of a parameter, delete "
+            "optimizer.state[p], or make a new optimizer"
         )
 
     def kinds(self, link: str, names: Callable[[Tensor], dict[str, bool]]) -> list[StateNames]:
@@ -227,8 +227,8 @@ def _check_grads(index: int, group: Mapping[str, Any], grads: Grads, where: Sequ
         i = sparse[0]
         raise TypeError(
             f"sparse gradients are not supported, got one of shape {tuple(params[i].shape)} for "
-            f"{label(index, group, i)}: make the layer with sparse=False, or give it an optimizer "
-            "of its own without transforms, such as torch.optim.SparseAdam"
+            f"{label(index, group, i)}: make the layer with sparse=False, or give it a separate "
+            "optimizer without transforms, such as torch.optim.SparseAdam"
         )
     if not same_shapes([grads[i] for i in where], [params[i] for i in where]):
         i = next(i for i in where if grads[i].shape != params[i].shape)

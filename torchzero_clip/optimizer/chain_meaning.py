@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CLIPPED_NORM_ERROR = 3e-6
 """The largest relative distance of a norm from its limit after torch's clipping."""
 SET_ELSEWHERE = {
-    "lr": "the learning rate is that of the optimizer that steps next",
+    "lr": "the optimizer that steps next has the learning rate",
     "weight_decay": "give weight_decay to the optimizer that steps next",
 }
 
@@ -101,7 +101,7 @@ def refuse_step(owner: str, links: Sequence[Link]) -> None:
         live = getattr(link.transform, "live", ())
         if link.transform.place in ("step", "end") or "lr" in live:
             reasons = [words for key, words in SET_ELSEWHERE.items() if key in live]
-            belongs = "it belongs behind LR in the chain of a Modular"
+            belongs = "put it after LR in the chain of a Modular"
             _refuse(owner, link, "; ".join(reasons) or belongs)
     for last in links[-1:]:
         factor = getattr(last.transform, "factor", 1.0)
@@ -110,7 +110,10 @@ def refuse_step(owner: str, links: Sequence[Link]) -> None:
 
 
 def _refuse(owner: str, link: Link, reason: str) -> NoReturn:
-    raise ValueError(f"{owner}: no step is made here, so {link.transform!r} has no place: {reason}")
+    raise ValueError(
+        f"{owner}: {link.transform!r} cannot be used here, because another optimizer makes the "
+        f"step: {reason}"
+    )
 
 
 def _looks_like_a_rate(factor: Any) -> bool:
@@ -127,7 +130,7 @@ def sentences(optimizer: ChainRunner) -> Iterator[str]:
     yield from _empty_masks(optimizer)
     yield from norm_groups.sentences(optimizer.param_groups)
     for key in optimizer.keys.defaults.keys() & vars(optimizer).keys():
-        yield f"the attribute {key} is read by nothing: set param_groups[i][{key!r}]"
+        yield f"nothing reads the attribute {key}: set param_groups[i][{key!r}]"
     yield from _unusual_params(optimizer)
     if not optimizer._moves_params:
         for link in [link for link in optimizer.links if link.transform.leaves == "ones"]:
@@ -158,7 +161,10 @@ def _unusual_params(optimizer: ChainRunner) -> Iterator[str]:
         yield "none of the parameters requires a gradient, so none will move"
     frozen = sum([place.of(p) is not None and not p.requires_grad for p in params])
     if frozen:
-        yield f"{frozen} parameters that require no gradient have one and go on: set it to None"
+        yield (
+            f"{frozen} parameters with requires_grad=False still have a gradient, so they move: "
+            "set it to None"
+        )
 
 
 def named_params(optimizer: ChainRunner) -> Iterator[tuple[str, Tensor]]:

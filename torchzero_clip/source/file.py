@@ -131,8 +131,8 @@ class File:
                 break
         return message(
             path,
-            f"its line {line.strip()!r} holds a number that only the watched step had, read from a "
-            "parameter, its shape or a live value as a number of Python",
+            f"its line {line.strip()!r} contains a number that only the recorded step had, "
+            "because the rule read a parameter, its shape or a hyperparameter as a Python number",
         )
 
     # ------------------------------------------------------------------ text

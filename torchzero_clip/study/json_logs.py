@@ -29,8 +29,8 @@ def of_json(text: str, source: str) -> dict[str, list[str]]:
         rows = [dict(flattened(row)) for row in objects(text, source)]
     except (RecursionError, MemoryError):
         raise ValueError(
-            f"Trace: {source} must be a list of objects, or one in every line, got brackets in "
-            "brackets, too deep to read"
+            f"Trace: {source} must be a list of objects, or one object per line, got brackets "
+            "that are nested too deep"
         ) from None
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name, "") for row in rows] for name in names}

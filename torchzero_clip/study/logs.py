@@ -220,8 +220,8 @@ def parse(contents: bytes, source: str, growing: bool = False) -> Log:
         raise ValueError(f"Trace: {source} has no steps")
     if "\0" in text:
         raise ValueError(
-            f"Trace: {source} must be text, CSV or JSON, with {WANTED}: of an event file or a "
-            "spreadsheet export that first"
+            f"Trace: {source} must be text, CSV or JSON, with {WANTED}: export an event file or a "
+            "spreadsheet to CSV first"
         )
     if text.lstrip()[0] in "{[":
         return Log(of_json(text, source), source)

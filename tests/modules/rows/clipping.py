@@ -310,7 +310,7 @@ ROWS = [
             (
                 {"ema_tfm": Chain(Scale(2.0, target="grad"))},
                 ValueError,
-                'nothing in it may have target="grad", drop parameters',
+                'no rule in ema_tfm may have target="grad", drop parameters',
             ),
         ],
         memory="guarded",

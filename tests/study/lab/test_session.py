@@ -266,7 +266,7 @@ def test_numbers_of_a_page_are_read_as_they_were_spelt() -> None:
     for x in (0.97, 1e-08, 3.0, 1 / 3, float("inf"), None):
         assert number(spelt(x)) == x
     assert numbers(packed(torch.tensor([1.5, float("inf")]))).tolist() == [1.5, float("inf")]
-    with pytest.raises(ValueError, match="wanted is a number, got 'much'"):
+    with pytest.raises(ValueError, match="wanted must be a number, got 'much'"):
         number("much")
 
 

@@ -57,9 +57,9 @@ class ClipValueByEMA(Transform):
             raise TypeError(f"ClipValueByEMA: ema_tfm must be a Transform or None, got {tfm!r}")
         if dropping(tfm):
             raise ValueError(
-                "ClipValueByEMA: ema_tfm makes a bound of every average in every step, so nothing "
-                'in it may have target="grad", drop parameters or end the step, as Freeze, '
-                f"Accumulate and guards do, got {tfm!r}: put those in front of it"
+                "ClipValueByEMA: every average in every step is a bound, so no rule in ema_tfm "
+                'may have target="grad", drop parameters or end the step, as Freeze, Accumulate '
+                f"and guards do, got {tfm!r}: put such rules before ClipValueByEMA"
             )
 
     def init(self, param: Tensor) -> dict[str, Tensor]:

@@ -70,7 +70,7 @@ def check_outer(rule: Transform) -> None:
     """Raise ValueError if the outer rule has a target, which belongs to the transforms inside."""
     if rule.target != "update":
         raise ValueError(
-            f"{type(rule).__name__}: target belongs to the transforms inside, got {rule.target!r}"
+            f"{type(rule).__name__}: give target to the transforms inside, got {rule.target!r}"
         )
 
 
@@ -79,7 +79,7 @@ def check_keeps(rule: Transform, name: str, tfm: Transform) -> None:
     if dropping(tfm):
         raise ValueError(
             f"{type(rule).__name__}: {name} must return an update for every parameter in every "
-            'step, so nothing in it may have target="grad", drop parameters or end the step, as '
-            f"Freeze, Accumulate and the guards do: put those in front of it, got "
+            'step, so no rule in it may have target="grad", drop parameters or end the step, as '
+            "Freeze, Accumulate and the guards do: put such rules before it, got "
             f"{getattr(rule, name)!r}"
         )

@@ -378,4 +378,4 @@ def number(text: str) -> float | None:
     try:
         return None if text.strip().lower() in ("", "none") else float(text)
     except ValueError:
-        raise ValueError(f"lab: wanted is a number, got {text!r}") from None
+        raise ValueError(f"lab: wanted must be a number, got {text!r}") from None

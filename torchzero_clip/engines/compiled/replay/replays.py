@@ -325,7 +325,7 @@ def difference(signature: Sequence[Any], before: Sequence[Any]) -> str:
     changed = [part for part, x, y in zip(LIKE, signature, before, strict=True) if x != y]
     if not changed:
         return "a tensor or number of state, groups or gradients was replaced: write it in place"
-    return f"{' and '.join(changed)} differ from the step before: have the same in each"
+    return f"{' and '.join(changed)} differ from the previous step: keep them the same in each step"
 
 
 def reason(error: Exception) -> str:
