@@ -92,10 +92,10 @@ def _check_effects(transforms: Sequence[Transform], shapes: Shapes, idle: Collec
                 continue
             *others, last = map(repr, [value, *tried])
             raise AssertionError(
-                f"{link.path}: the live value {key!r} has no effect: with {', '.join(others)} and "
-                f"{last} the steps are the same; let the rule read group[{name!r}], pass shapes= "
-                f"of parameters that reach the rule, or pass idle=[{key!r}] if this chain does not "
-                "use it"
+                f"{link.path}: the hyperparameter {key!r} has no effect: with {', '.join(others)} "
+                f"and {last} the steps are the same; let the rule read group[{name!r}], pass "
+                f"shapes= of parameters that reach the rule, or pass idle=[{key!r}] if this chain "
+                "does not use it"
             )
 
 

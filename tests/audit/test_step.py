@@ -168,7 +168,7 @@ def test_a_loop_that_a_value_ends_has_an_end(monkeypatch: pytest.MonkeyPatch) ->
         return until_small
 
     monkeypatch.setattr(ledger, "READS_ALLOWED", 20)
-    assert "a loop that a value ends" in trial(make, params()).ended
+    assert "does a value end a loop" in trial(make, params()).ended
 
 
 def test_an_assertion_lists_the_lines() -> None:

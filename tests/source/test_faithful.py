@@ -283,7 +283,7 @@ class ByName(Transform):
         ),
         (ByRows, "^ByRows cannot .* it reads the shape of a parameter on the host"),
         (Large, "^Large cannot .* it decides by the size of a parameter"),
-        (Rounded, "^Rounded cannot .* it reads a live value as a number on the host"),
+        (Rounded, "^Rounded cannot .* it reads a hyperparameter as a number on the host"),
         (
             lambda: Masked(Rooted(), is_matrix),
             "^Masked/Rooted cannot .* contains a number that only",
@@ -298,7 +298,7 @@ def test_what_a_file_would_only_know_of_the_watched_step_is_refused(rule: Any, w
 def test_a_way_that_a_live_value_decides_is_written_with_the_values_that_take_it() -> None:
     opt = written(Modular([torch.zeros(1)], Halved(0.5001), LR(0.1)).to_source())([torch.zeros(1)])
     opt.param_groups[0]["beta"] = 0.4
-    with pytest.raises(ValueError, match="write this file anew for another beta"):
+    with pytest.raises(ValueError, match="write a new file for another beta"):
         opt.step()
 
 
@@ -373,7 +373,7 @@ def test_a_function_that_takes_more_than_a_name_and_a_parameter_is_refused() -> 
 def test_a_percentile_of_all_entries_inside_another_rule_is_refused() -> None:
     """A file took one for each parameter."""
     inside = Graft(ClipPercentile(60, "global"), Identity())
-    with pytest.raises(SourceError, match="takes entries of all parameters"):
+    with pytest.raises(SourceError, match="inside it uses elements of all parameters"):
         Modular([torch.zeros(2)], inside, LR(0.1)).to_source()
 
 

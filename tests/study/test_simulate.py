@@ -276,7 +276,9 @@ def test_what_a_killed_writer_leaves_is_read_up_to_its_last_whole_line(name, tmp
     seen = []
     for end in (len(written) - 60, len(written) // 2):
         cut.write_bytes(written[:end])
-        with pytest.warns(UserWarning, match=rf"{name} ends within a line, which is left out"):
+        with pytest.warns(
+            UserWarning, match=rf"{name} ends in the middle of a line, which is skipped"
+        ):
             norms = Trace.read(cut).norms
         torch.testing.assert_close(norms, whole.norms[: len(norms)])
         seen.append(len(norms))

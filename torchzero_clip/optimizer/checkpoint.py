@@ -142,7 +142,7 @@ class Checkpoint:
             elif here in KEPT:
                 effect = f": {KEPT[here].begins}"
             warn(
-                f"the checkpoint was saved with rounding={saved!r}, the parameters here have "
+                f"the checkpoint was saved with rounding={saved!r}, but the parameters here have "
                 f"rounding={here!r}{effect}",
             )
 

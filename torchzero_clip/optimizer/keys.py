@@ -204,8 +204,8 @@ def refuse_arguments(owner: str, unknown: Mapping[str, Any], init: Any) -> None:
             raise TypeError(f"{owner}: {no_argument(init, name)}")
         link = link.replace("(...)", f"({name}={value!r})")
         raise TypeError(
-            f"{owner}: there is no argument {name!r}: put {link} into the chain; "
-            f"where a framework passes {name}=, give it a class that optimizer_class(...) makes"
+            f"{owner}: there is no argument {name!r}: put {link} into the chain; if a framework "
+            f"passes {name}=, give it a class that optimizer_class(...) makes"
         )
 
 

@@ -64,7 +64,7 @@ def by_lines(lines: list[str], source: str) -> list[Any]:
             parsed.append(parsed_line(line))
         except (SyntaxError, TypeError, ValueError):
             if i == len(lines):
-                warn(f"Trace: {source} ends within a line, which is left out")
+                warn(f"Trace: {source} ends in the middle of a line, which is skipped")
                 break
             raise ValueError(
                 f"Trace: {source} must have an object in every line, got line {i}: "

@@ -243,7 +243,7 @@ def with_whole_lines(text: str, source: str, cut: bool) -> str:
     if above and not cut and has_all_cells(f"{above}\n", last):
         warn(f"Trace: {source} has no newline at its end: its last line is read as it is: {last}")
         return f"{text}\n"
-    warn(f"Trace: {source} ends within a line, which is left out")
+    warn(f"Trace: {source} ends in the middle of a line, which is skipped")
     return f"{above}\n" if above else ""
 
 

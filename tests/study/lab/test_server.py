@@ -126,9 +126,9 @@ def test_a_dropped_file_is_the_run(server: LabServer) -> None:
         ({**RULE, "path": ["max_norm"], "value": "x"}, "wanted must be a number, got 'x'"),
         (
             {**RULE, "path": ["nothing"], "value": "1"},
-            "has no live number at ['nothing']; it has [(",
+            "has no hyperparameter at ['nothing']; it has [(",
         ),
-        ({**RULE, "path": ["__class__"], "value": "1"}, "no live number at ['__class__']"),
+        ({**RULE, "path": ["__class__"], "value": "1"}, "no hyperparameter at ['__class__']"),
         ({**RULE, "path": [["max_norm"]], "value": "1"}, "names and whole numbers, got a list"),
     ],
 )

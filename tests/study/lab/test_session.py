@@ -278,7 +278,7 @@ def test_a_line_without_an_end_is_said_unless_the_run_is_on_its_way(
     with open(path, "a", newline="") as file:
         file.write(f"6,{cell}")
     session = LabSession(path)
-    said = "no newline at its end" if steps == 6 else "ends within a line"
+    said = "no newline at its end" if steps == 6 else "ends in the middle of a line"
     assert said in session.run(0, 0)["notes"][0]
     assert session.run(0, 0)["steps"] == steps
     following = LabSession(path, follow=True)

@@ -79,7 +79,7 @@ def check_keeps(rule: Transform, name: str, tfm: Transform) -> None:
     if dropping(tfm):
         raise ValueError(
             f"{type(rule).__name__}: {name} must return an update for every parameter in every "
-            'step, so no rule in it may have target="grad", drop parameters or end the step, as '
-            "Freeze, Accumulate and the guards do: put such rules before it, got "
-            f"{getattr(rule, name)!r}"
+            f'step, got {getattr(rule, name)!r}. Put rules that have target="grad", drop '
+            "parameters or end the step, such as Freeze, Accumulate and guards, before "
+            f"{type(rule).__name__}"
         )

@@ -34,7 +34,7 @@ def check_shape(rule: Transform, t: Tensor, stacks: bool | None) -> None:
     if t.dim() == 3 and stacks is None:
         raise ValueError(
             f"{name}: a tensor of shape {tuple(t.shape)} may be a stack of matrices or one "
-            f"matrix: write {name}(stacks=True) for {t.shape[0]} matrices of {t.shape[1]} x "
+            f"matrix. Write {name}(stacks=True) for {t.shape[0]} matrices of {t.shape[1]} x "
             f"{t.shape[2]}, or stacks=False for one of {t.shape[0]} x {t.shape[1] * t.shape[2]}"
         )
     if t.dim() > 3 and stacks:
