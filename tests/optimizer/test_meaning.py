@@ -248,7 +248,7 @@ def test_explain_begins_with_what_its_warnings_say():
 
 
 def test_explain_counts_norms_and_names_that_of_torch():
-    four = 'ClipNorm: 4 norms, one a tensor: torch\'s clip has one (dim="global").'
+    four = 'ClipNorm: 4 norms, one per tensor; torch\'s clipping uses one norm (dim="global").'
     assert explained(ClipNorm(1.0), Adam(), LR(0.1)) == [four]
     assert explained(ClipNorm(1.0, dim="global"), Adam(), LR(0.1)) == []
     assert explained(ClipNorm(1.0), make=Clipper) == [four]
@@ -259,7 +259,9 @@ def test_explain_counts_norms_and_names_that_of_torch():
 
 def test_explain_knows_how_large_norms_are_behind_adam():
     """√6400 for the largest tensor, √7504 for all."""
-    words = "ClipNorm at 1.0 behind Adam sees norms near √n, here {}, and cuts every step: ClipRMS"
+    words = (
+        "ClipNorm at 1.0 after Adam receives norms near √n, here {}, and clips every step: ClipRMS"
+    )
     (line,) = explained(Adam(), ClipNorm(1.0, dim="global"), LR(0.1))
     assert line.startswith(words.format("86.63"))
     assert explained(Adam(), ClipNorm(1.0), LR(0.1))[1].startswith(words.format("80"))

@@ -166,7 +166,7 @@ def test_a_limit_of_zero_warns_in_front_of_other_optimizers_as_well():
             "ClipNorm before Accumulate limits parts of a batch, not their mean.",
         ),
         ([ClipValue(1.0), Accumulate(2), LR(0.1)], "ClipValue before Accumulate limits"),
-        ([ClipNorm(1.0, dim=-1), LR(0.1)], "ClipNorm: dim=-1 takes one norm a slice, dim=None"),
+        ([ClipNorm(1.0, dim=-1), LR(0.1)], "ClipNorm: dim=-1 uses one norm per slice, dim=None"),
         ([Momentum(), Adam(), LR(0.1)], "its first beta is the momentum of Adam."),
         (
             [EMA(0.9), Normalize(), Adam(), LR(0.1)],

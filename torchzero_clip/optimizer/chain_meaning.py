@@ -184,10 +184,13 @@ def _norms(
     sizes = [[p.numel() for p in group["params"]] for group in groups]
     count = sum(map(len, sizes))
     if rule.scope is None and count > 1:
-        yield f'{link.path}: {count} norms, one a tensor: torch\'s clip has one (dim="global")'
+        yield (
+            f"{link.path}: {count} norms, one per tensor; torch's clipping uses one norm "
+            '(dim="global")'
+        )
     elif not isinstance(rule.scope, (str, type(None))):
-        slices = f"{link.path}: dim={rule.dim} takes one norm a slice, dim=None one a tensor"
-        yield f'{slices}, and torch\'s clip one of all (dim="global")'
+        slices = f"{link.path}: dim={rule.dim} uses one norm per slice, dim=None one per tensor"
+        yield f'{slices}, and torch\'s clipping one norm for all (dim="global")'
     if unit_entries is None or rule.scope not in (None, "global", "group"):
         return
     if rule.scope == "global":
@@ -199,8 +202,8 @@ def _norms(
     for group, n in zip(groups, largest, strict=True):
         limit = group[key]
         if limit is not None and limit < math.sqrt(n):
-            sees = f"sees norms near √n, here {math.sqrt(n):,.4g}, and cuts every step"
-            at = f"{link.path} at {float(limit)} behind {unit_entries.path}"
+            sees = f"receives norms near √n, here {math.sqrt(n):,.4g}, and clips every step"
+            at = f"{link.path} at {float(limit)} after {unit_entries.path}"
             yield f"{at} {sees}: ClipRMS does not depend on n"
             return
 
@@ -218,4 +221,7 @@ def _clipped_before(optimizer: ChainRunner, rules: Sequence[Link]) -> Iterator[s
         limit = float(f"{total:.2g}") if math.isfinite(total) else 0.0
         if limit and abs(total - limit) <= CLIPPED_NORM_ERROR * limit:
             was = f"the norm of all gradients was {limit} in the last step"
-            yield f"{was}: another clip stands in front, such as the framework's own, at its limit"
+            yield (
+                f"{was}: another clipping with this limit comes before it, such as the "
+                "framework's own"
+            )

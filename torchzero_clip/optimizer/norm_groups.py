@@ -66,4 +66,4 @@ def sentences(groups: Any) -> Iterator[str]:
         elif group.get("norm_group") or tags:
             names = ", ".join(map(repr, tags or [group["norm_group"]]))
             has = f"some of group {g} have" if tags else f"group {g} has"
-            yield f"{has} a norm apart, {names}, where a rule takes one of all"
+            yield f"{has} a separate norm, {names}, if a rule uses the global norm"
