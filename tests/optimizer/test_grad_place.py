@@ -287,7 +287,7 @@ def test_what_is_neither_a_name_nor_a_function_is_refused(given: Any) -> None:
 
 
 def test_a_file_of_plain_torch_has_no_words_for_it() -> None:
-    with pytest.raises(SourceError, match="grad='main_grad' has no words"):
+    with pytest.raises(SourceError, match="grad='main_grad' cannot be written"):
         Modular(params(), Adam(), LR(1.0), grad="main_grad").to_source()
 
 
