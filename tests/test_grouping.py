@@ -170,13 +170,13 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"rules": {"copy.weight": {}}}, ValueError, "'copy.weight' is tied to 'head.weight'"),
     ({"rules": {"*": {"lr": 1}, "head.*": {"lr": 2}}}, ValueError, "'head.*' changes nothing"),
     ({"rules": {"*.bias": {"weight_decay": 0.1}}}, ValueError, "unless decay_vectors=True"),
-    ({"rules": [("head.*", {})]}, TypeError, "rules are a dict"),
+    ({"rules": [("head.*", {})]}, TypeError, "rules must be a dict"),
     ({"rules": {"head.*": 0.1}}, TypeError, "must give values of a group"),
     ({"rules": {"head.*": {"params": []}}}, TypeError, "must give values of a group"),
-    ({"rules": {1: {"lr": 0.1}}}, TypeError, "a pattern is a string"),
+    ({"rules": {1: {"lr": 0.1}}}, TypeError, "a pattern must be a string"),
     ({"lr": 1.0, "layer_decay": 0.0}, ValueError, "greater than 0, got 0.0"),
     ({"lr": 1.0, "layer_decay": "x"}, ValueError, "greater than 0, got 'x'"),
-    ({"lr": 1.0, "layer_decay": 0.5, "layers": ["*"]}, ValueError, "finds a single layer"),
+    ({"lr": 1.0, "layer_decay": 0.5, "layers": ["*"]}, ValueError, "found only one layer"),
     ({"lr": 1.0, "layer_decay": 0.5, "layers": ["embed.*", "head.*"]}, ValueError, "in none of"),
 ]
 
@@ -190,7 +190,7 @@ def test_what_makes_no_sense_is_a_sentence(
 
 
 def test_what_is_no_model_is_a_sentence() -> None:
-    with pytest.raises(TypeError, match="takes the model"):
+    with pytest.raises(TypeError, match="model must be"):
         groups(Net().parameters())  # type: ignore[arg-type]
 
 

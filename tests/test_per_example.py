@@ -86,13 +86,17 @@ def test_a_rule_with_a_memory_or_without_norms_is_refused_in_a_sentence(rule: ob
 
 
 def test_parameters_without_names_are_an_error() -> None:
-    with pytest.raises(TypeError, match=r"params must be a dict of name and parameter, as dict\("):
+    with pytest.raises(
+        TypeError,
+        match=r"params must be a dict of name and parameter, such as "
+        r"dict\(model\.named_parameters\(\)\),",
+    ):
         per_example_clip(linear, [torch.ones(3)], EXAMPLES, ClipNorm(1.0))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("batch", [(EXAMPLES, EXAMPLES[:2]), torch.tensor(1.0), (), EXAMPLES[:0]])
 def test_a_batch_whose_tensors_do_not_agree_is_refused_in_a_sentence(batch: object) -> None:
-    with pytest.raises(ValueError, match="per_example_clip: batch must be tensors with as many"):
+    with pytest.raises(ValueError, match="per_example_clip: batch must be tensors whose"):
         per_example_clip(linear, {"w": torch.ones(3)}, batch, ClipNorm(1.0))
 
 

@@ -146,7 +146,7 @@ def test_what_is_repeated_as_it_is_done_anew_passes(chain):
 @pytest.mark.parametrize(
     ("rule", "why"),
     [
-        (Inherits(), "Inherits does not say `pure = True`"),
+        (Inherits(), "Inherits does not set `pure = True`"),
         (Counts(), "is not the same where it is replayed"),
         (Looks(), "no step was replayed"),
         (Reads(), "no step was replayed"),
@@ -194,6 +194,6 @@ is_head.pure = True  # type: ignore[attr-defined]
 
 def test_shapes_may_have_the_names_that_a_chain_selects():
     chain = [Masked(ClipNorm(1.0), is_head), LR(0.1)]
-    with pytest.raises(AssertionError, match="Masked/ClipNorm: the live value 'max_norm'"):
+    with pytest.raises(AssertionError, match="Masked/ClipNorm: the hyperparameter 'max_norm'"):
         check_pure(*chain)
     check_pure(*chain, shapes={"body.weight": (3, 2), "head.weight": (3,)})

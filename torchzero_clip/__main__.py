@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parser.error(str(error))
         return
     if options.source and (name is None or name in shown):
-        parser.error(f"--source takes a name that named(...) knows, such as lamb, got {name!r}")
+        parser.error(f"--source needs a name that named(...) accepts, such as lamb, got {name!r}")
     if name in NAMES:
         print("\n".join(recipe(name)))
         return

@@ -45,7 +45,9 @@ def to_floats(metrics: Mapping[str, Any], *, single: bool = False) -> Any:
         1.0
     """
     if not isinstance(metrics, Mapping):
-        raise TypeError(f"to_floats: takes what metrics() gives, a dict, got {metrics!r}")
+        raise TypeError(
+            f"to_floats: metrics must be the dict that metrics() returns, got {metrics!r}"
+        )
     values = {name: torch.as_tensor(x, dtype=torch.float64) for name, x in metrics.items()}
     if single:
         values = {name: _reduced(name, x) for name, x in values.items() if x.numel()}

@@ -74,7 +74,7 @@ def groups(
         >>> opt = Modular(param_groups, Adam(), WeightDecay(0.1), LR(1e-3))
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"groups: takes the model, a torch.nn.Module, got {model!r}")
+        raise TypeError(f"groups: model must be a torch.nn.Module, got {model!r}")
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     every = _values(model, rules or {}, {} if lr is None else {"lr": lr}, decay_vectors)
     values = {name: every[name] for name in trained}
@@ -98,8 +98,8 @@ def _values(
     """Return the group values of each parameter; the first rule for a value wins."""
     if not isinstance(rules, Mapping):
         raise TypeError(
-            "groups: rules are a dict of patterns and values, as {'head.*': {'lr': 1e-4}}, got "
-            f"{rules!r}"
+            "groups: rules must be a dict of patterns and values, such as "
+            f"{{'head.*': {{'lr': 1e-4}}}}, got {rules!r}"
         )
     pairs = [(_matched(pattern, model), _checked(pattern, x)) for pattern, x in rules.items()]
     first = [] if decay_vectors else [(_without_decay(model), {"weight_decay": 0.0})]
@@ -111,9 +111,8 @@ def _values(
         wins = any([values[name][key] == x for name in names for key, x in settings.items()])
         if settings and not wins:
             raise ValueError(
-                f"groups: the rule {pattern!r} changes nothing: of several rules for a value the "
-                "first one wins, and vectors and biases have no decay whatever rules say, unless "
-                "decay_vectors=True"
+                f"groups: the rule {pattern!r} changes nothing: for each value the first matching "
+                "rule wins, and vectors and biases have no weight decay unless decay_vectors=True"
             )
     return values
 
@@ -122,8 +121,8 @@ def _checked(pattern: str, settings: Any) -> Mapping[str, Any]:
     """Return the values of a rule; raise an error if a group cannot have them."""
     if not isinstance(settings, Mapping) or not RESERVED.isdisjoint(settings):
         raise TypeError(
-            f"groups: the rule {pattern!r} must give values of a group, as {{'lr': 1e-4}}, and not "
-            f"what is in it, got {settings!r}"
+            f"groups: the rule {pattern!r} must give values of a group, such as {{'lr': 1e-4}}, "
+            f"not its parameters, got {settings!r}"
         )
     return settings
 
@@ -131,7 +130,7 @@ def _checked(pattern: str, settings: Any) -> Mapping[str, Any]:
 def _matched(pattern: str, model: nn.Module) -> set[str]:
     """Return the parameter names that a pattern matches; each part must match at least one."""
     if not isinstance(pattern, str):
-        raise TypeError(f"groups: a pattern is a string, as 'head.*', got {pattern!r}")
+        raise TypeError(f"groups: a pattern must be a string, such as 'head.*', got {pattern!r}")
     names = [name for name, _ in model.named_parameters()]
     matched: set[str] = set()
     for part in map(str.strip, pattern.split("|")):
@@ -147,7 +146,7 @@ def _hint(part: str, model: nn.Module) -> str:
     first = {id(p): name for name, p in model.named_parameters()}
     for name, p in model.named_parameters(remove_duplicate=False):
         if fnmatchcase(name, part):
-            return f"{name!r} is tied to {first[id(p)]!r}, which is the name that counts"
+            return f"{name!r} is tied to {first[id(p)]!r}: use that name"
     near = difflib.get_close_matches(part.replace("*", ""), first.values(), n=1, cutoff=0)
     return f"the nearest is {near[0]!r}" if near else "the model has none"
 
@@ -172,9 +171,9 @@ def _scale(values: Mapping[str, dict[str, Any]], scales: Mapping[str, float]) ->
     unknown = [name for name in values if "lr" not in values[name]]
     if unknown:
         warn(
-            f"groups: the learning rate of {unknown[0]!r} is not known here, so what layer_decay "
-            "makes of it stands under 'lr_scale', which timm's schedulers read and no optimizer "
-            "does: give lr=, the rate of the last layer"
+            f"groups: the learning rate of {unknown[0]!r} is not known, so layer_decay sets "
+            "'lr_scale' instead. timm's schedulers read 'lr_scale', but optimizers do not: give "
+            "lr=, the learning rate of the last layer"
         )
     for name, settings in values.items():
         if "lr" in settings:
@@ -203,8 +202,8 @@ def _scales(model: nn.Module, decay: float, layers: Sequence[str] | None) -> dic
         depths[place] = depth
     if depth < 1:
         raise ValueError(
-            "groups: layer_decay finds a single layer in this model: say which there are, first to "
-            "last, as layers=['embed.*', 'body.*', 'head.*']"
+            "groups: layer_decay found only one layer in this model: list the layers from first "
+            "to last, such as layers=['embed.*', 'body.*', 'head.*']"
         )
     return {name: decay ** (depth - depths[place]) for name, place in places.items()}
 

@@ -56,7 +56,7 @@ def optimizer_class(
     if unknown := options.keys() - OPTIONS:
         raise TypeError(
             f"optimizer_class takes transforms, name and {list(OPTIONS)}, got {min(unknown)!r}: "
-            "a live value is an argument of its transform, and then of the class"
+            "give a hyperparameter to its transform; the class then has it as an argument"
         )
     if not transforms:
         raise ValueError(

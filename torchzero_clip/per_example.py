@@ -70,8 +70,8 @@ def per_example_clip(
     """
     if not isinstance(params, Mapping):
         raise TypeError(
-            "per_example_clip: params must be a dict of name and parameter, as "
-            f"dict(model.named_parameters()) is, got {params!r}"
+            "per_example_clip: params must be a dict of name and parameter, such as "
+            f"dict(model.named_parameters()), got {params!r}"
         )
     inputs = tuple(batch) if is_row(batch) else (batch,)
     together = getattr(rule, "scope", None) in ("global", "group")
@@ -136,7 +136,7 @@ def _number_of_examples(inputs: tuple[Any, ...]) -> int:
     if len(sizes) != 1 or 0 in sizes:
         shapes = [tuple(x.shape) if isinstance(x, Tensor) else type(x) for x in inputs]
         raise ValueError(
-            "per_example_clip: batch must be tensors with as many entries along their first dim, "
-            f"one for each example, got {shapes}"
+            "per_example_clip: batch must be tensors whose first dim has the same size, the "
+            f"number of examples, got {shapes}"
         )
     return sizes.pop()

@@ -61,11 +61,11 @@ def schedule(
         [9.91]
     """
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"schedule: takes a torch.optim.Optimizer, got {optimizer!r}")
+        raise TypeError(f"schedule: optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
     if (value is None) == (scheduler is None):
         raise TypeError(
             "schedule: give either a function of the step (or a scheduler class of torch's), or "
-            "scheduler=, a function of the optimizer; not both, not neither"
+            "scheduler=, a function of the optimizer, not both"
         )
     function = value.func if isinstance(value, functools.partial) else value
     if isinstance(function, type) and issubclass(function, LRScheduler):
@@ -92,8 +92,8 @@ class Schedule:
             self._check_place(value)
             if scheduler is not None and isinstance(value, (tuple, list)) and index is None:
                 raise TypeError(
-                    f"schedule: {self.key!r} is {value!r}, and torch's schedulers change one "
-                    "number: say which with index=, or give a function of the step"
+                    f"schedule: {self.key!r} is {value!r}, but torch's schedulers change one "
+                    "number: choose it with index=, or give a function of the step"
                 )
         self._stand_in = _StandIn(self._read())
         if scheduler is None:
@@ -101,9 +101,7 @@ class Schedule:
         else:
             self._scheduler = scheduler(self._stand_in)
         if not hasattr(self._scheduler, "step"):
-            raise TypeError(
-                f"schedule: scheduler must make a scheduler, it gave {self._scheduler!r}"
-            )
+            raise TypeError(f"schedule: scheduler must return a scheduler, got {self._scheduler!r}")
         self._write([group["lr"] for group in self._stand_in.param_groups])
         if isinstance(optimizer, ChainRunner):
             optimizer._scheduled.add(self.key)
@@ -132,7 +130,7 @@ class Schedule:
         if not isinstance(state_dict, Mapping) or state_dict.keys() != {"values", "scheduler"}:
             shown = list(state_dict) if isinstance(state_dict, Mapping) else state_dict
             raise ValueError(
-                "schedule: load_state_dict takes what state_dict of a schedule gave, a dict of "
+                "schedule: load_state_dict needs the state_dict of a schedule, a dict of "
                 f"'values' and 'scheduler', got {shown!r}"
             )
         values = state_dict["values"]
@@ -189,8 +187,8 @@ class Schedule:
         numbers = scheduled if isinstance(scheduled, (tuple, list)) else [scheduled]
         if not all(map(_is_number, numbers)):
             raise TypeError(
-                f"schedule: {place} must be a number, a tensor of one, or a tuple of them; "
-                f"{self.key!r} is {value!r}"
+                f"schedule: {place} must be a number, a tensor with one element, or a tuple of "
+                f"these; {self.key!r} is {value!r}"
             )
 
 
@@ -213,9 +211,9 @@ class _StandIn(Optimizer):
         if len(values) != len(self.param_groups):
             if not getattr(scheduler, "follows", False):
                 raise ValueError(
-                    f"schedule: the optimizer has {len(values)} groups now, and had "
-                    f"{len(self.param_groups)}: make the schedule again, or give one function of "
-                    "the step for all groups"
+                    f"schedule: the optimizer has {len(values)} groups now, but had "
+                    f"{len(self.param_groups)}: make a new schedule, or give one function of the "
+                    "step for all groups"
                 )
             self.param_groups[:] = [{"params": []} for _ in values]
         for group, value in zip(self.param_groups, values, strict=True):
@@ -238,8 +236,8 @@ class _FunctionScheduler:
         self.functions = [functions] if self.follows else functions
         if not (is_row(self.functions) and all(map(callable, self.functions))):
             raise TypeError(
-                "schedule: takes a function of the step, a list of functions, or a scheduler class "
-                f"of torch's, got {functions!r}"
+                "schedule: functions must be a function of the step, a list of functions, or a "
+                f"scheduler class of torch's, got {functions!r}"
             )
         if not self.follows and len(self.functions) != len(self.groups):
             raise ValueError(
@@ -270,8 +268,8 @@ class _FunctionScheduler:
             if value >= max(0.1, 30 * first):
                 warn(
                     f"schedule: the function for {self.key!r} gave {value} at step {self.count}, "
-                    f"where {first} was given: it gives the value itself; for factors, as those of "
-                    "LambdaLR, write partial(LambdaLR, lr_lambda=...)",
+                    f"but the group has {first}: the function must return the value itself; for "
+                    "factors, as in LambdaLR, write partial(LambdaLR, lr_lambda=...)",
                 )
                 self.first_rates = []
                 return
@@ -320,12 +318,12 @@ def _converted(old: Any, new: Any, source: str) -> Any:
     """
     if isinstance(old, (tuple, list)):
         if not isinstance(new, (tuple, list)) or len(new) != len(old):
-            raise ValueError(f"schedule: {source}, where {len(old)} numbers belong")
+            raise ValueError(f"schedule: {source}, but {len(old)} numbers are needed")
         return type(old)([_converted(a, b, source) for a, b in zip(old, new, strict=True)])
     if not isinstance(old, Tensor) and hasattr(new, "item"):  # a tensor, or a NumPy scalar
         new = new.item()
     if not _is_number(new):
-        raise TypeError(f"schedule: {source}, where a number belongs")
+        raise TypeError(f"schedule: {source}, but a number is needed")
     if isinstance(old, Tensor):
         with torch.no_grad():  # a compiled or captured step reads this memory
             return old.copy_(new.reshape(())) if isinstance(new, Tensor) else old.fill_(new)

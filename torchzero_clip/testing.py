@@ -79,8 +79,8 @@ def _check_effects(transforms: Sequence[Transform], shapes: Shapes, idle: Collec
     for key in idle:
         if key not in keys.defaults:
             raise ValueError(
-                f"check_pure: idle names {key!r}, which is no live value of this chain"
-                f"{hint(key, keys.defaults)}; it has {list(keys.defaults)}"
+                f"check_pure: idle has {key!r}, which is not a hyperparameter of this "
+                f"chain{hint(key, keys.defaults)}; it has {list(keys.defaults)}"
             )
     usual = list(_steps(transforms, shapes, {}))
     for link in keys.links:
@@ -92,10 +92,10 @@ def _check_effects(transforms: Sequence[Transform], shapes: Shapes, idle: Collec
                 continue
             *others, last = map(repr, [value, *tried])
             raise AssertionError(
-                f"{link.path}: the live value {key!r} has no effect: with {', '.join(others)} and "
-                f"{last} the steps are the same; let the rule read group[{name!r}], pass shapes= "
-                f"of parameters that reach the rule, or pass idle=[{key!r}] if this chain does not "
-                "use it"
+                f"{link.path}: the hyperparameter {key!r} has no effect: with {', '.join(others)} "
+                f"and {last} the steps are the same; let the rule read group[{name!r}], pass "
+                f"shapes= of parameters that reach the rule, or pass idle=[{key!r}] if this chain "
+                "does not use it"
             )
 
 

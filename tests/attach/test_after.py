@@ -147,11 +147,9 @@ def test_checkpoints_with_and_without_such_links_are_told_apart():
     model = network()
     plain = attach(sgd(model), ClipNorm(0.1))
     behind = attach(sgd(model), ClipNorm(0.1), after=WeightEMA(0.5))
-    with pytest.raises(ValueError, match="has no state of links behind the optimizer, and this"):
+    with pytest.raises(ValueError, match="has no state of rules after the optimizer, but this"):
         behind.load_state_dict(plain.state_dict())
-    with pytest.raises(
-        ValueError, match=r"has state of links behind the optimizer, .* has no such"
-    ):
+    with pytest.raises(ValueError, match=r"has state of rules after the optimizer, .* has no such"):
         plain.load_state_dict(behind.state_dict())
 
 
@@ -186,7 +184,7 @@ def test_a_removed_handle_looks_no_more():
 
 @pytest.mark.parametrize("link", [ScheduleFree(), WeightDecay(0.1), LR(0.1), Chain(ScheduleFree())])
 def test_a_link_that_needs_the_step_is_refused(link: Transform):
-    with pytest.raises(ValueError, match="after= takes links that see nothing but the weights"):
+    with pytest.raises(ValueError, match="after= accepts only rules that average weights, such"):
         attach(sgd(network()), after=link)
 
 

@@ -531,7 +531,7 @@ def test_attaching_to_a_chain_is_an_error_that_says_what_to_do(make):
     "thing", [None, 3, "AdamW", torch.optim.AdamW, nn.Linear(1, 1), clip()], ids=repr
 )
 def test_attaching_to_something_else_is_an_error(thing):
-    with pytest.raises(TypeError, match=r"takes a torch\.optim\.Optimizer, got"):
+    with pytest.raises(TypeError, match=r"optimizer must be a torch\.optim\.Optimizer, got"):
         attach(thing, clip())
 
 
@@ -670,9 +670,7 @@ def test_a_clipper_has_live_values_and_a_checkpoint():
         p.grad = torch.tensor([1.0 + i])
         clipper.step()
     clipper.param_groups[0]["r_thresh"] = 1.5
-    with pytest.warns(
-        UserWarning, match=r"r_thresh: the checkpoint's 1.5 is taken, 1.05 was given"
-    ):
+    with pytest.warns(UserWarning, match=r"r_thresh: 1.5 from the checkpoint replaces 1.05"):
         other.load_state_dict(copy.deepcopy(clipper.state_dict()))
     p.grad, q.grad = torch.tensor([100.0]), torch.tensor([100.0])
     clipper.step(), other.step()
@@ -848,7 +846,7 @@ def test_a_step_behind_an_attached_rule_subtracts_what_the_rule_returns(case):
 @every(lambda case: not case.attaches)
 def test_what_is_the_step_itself_is_refused_by_attach(case):
     params = parameters(case.shapes)
-    with pytest.raises(ValueError, match="attach: no step is made here, so "):
+    with pytest.raises(ValueError, match=r"attach: .* cannot be used here, because "):
         attach(torch.optim.SGD(list(params.items()), lr=1.0), case.make())
 
 

@@ -157,7 +157,7 @@ def test_the_command_prints_the_table_and_ends_with_what_was_found(
         ("no.such.module:clip", "No module named 'no'"),
         ("torch.nn.utils:no_such", "has no attribute 'no_such'"),
         ("torch", "package.module:name or file.py:name, got 'torch'"),
-        ("torch:__version__", "torch:__version__ is no function"),
+        ("torch:__version__", "torch:__version__ must be a function"),
     ],
 )
 def test_a_name_that_cannot_be_imported_is_a_sentence(forks: None, name: str, words: str) -> None:
@@ -177,7 +177,7 @@ def test_a_function_that_does_not_end_is_told_and_leaves_no_process(
 
 
 def test_a_function_without_a_name_is_a_sentence() -> None:
-    with pytest.raises(TypeError, match="give it a `def` of its own"):
+    with pytest.raises(TypeError, match="define it with `def`"):
         audit_clip(lambda params, max_norm: None, ["whole"])
 
 

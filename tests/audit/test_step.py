@@ -100,7 +100,7 @@ def test_what_is_attached_is_tried_with_its_optimizer() -> None:
     report = trial(make, params())
     assert report.capturable, str(report)
     assert report.calls > trial(RIGHT[2], params()).calls
-    with pytest.raises(TypeError, match="returns the optimizer with a handle"):
+    with pytest.raises(TypeError, match="must return the optimizer that has the handle"):
         trial(lambda some: attach(torch.optim.SGD(some), ZClip()), params())
 
 
@@ -168,7 +168,7 @@ def test_a_loop_that_a_value_ends_has_an_end(monkeypatch: pytest.MonkeyPatch) ->
         return until_small
 
     monkeypatch.setattr(ledger, "READS_ALLOWED", 20)
-    assert "a loop that a value ends" in trial(make, params()).ended
+    assert "does a value end a loop" in trial(make, params()).ended
 
 
 def test_an_assertion_lists_the_lines() -> None:
@@ -196,14 +196,18 @@ def test_names_come_with_their_twins_and_frozen_parameters_have_no_gradient() ->
 @pytest.mark.parametrize(
     ("make", "some", "words"),
     [
-        (torch.optim.SGD([torch.ones(1)]), params(), "got an SGD that is made"),
+        (
+            torch.optim.SGD([torch.ones(1)]),
+            params(),
+            "got an SGD: an existing optimizer already has",
+        ),
         (Small, [], "no parameters"),
         (lambda some: None, params(), "got None"),
-        (lambda some: lambda: None, params(), "asked nothing of the device"),
+        (lambda some: lambda: None, params(), "ran nothing on the device"),
         (
             lambda some: Modular([torch.nn.Parameter(torch.ones(2))], named("lion")),
             params(),
-            "take",
+            "must use the parameters that it receives",
         ),
     ],
 )

@@ -101,7 +101,7 @@ def test_what_may_stand_in_a_field_is_read_from_its_annotation(hint: Any, kind: 
     ids=str,
 )
 def test_bounds_where_none_are_checked_are_a_sentence(hint: Any) -> None:
-    words = "Here: the annotation of 'x', .*, has bounds where none are checked: give them to a num"
+    words = "Here: the annotation of 'x', .*, has bounds that would not be checked: give"
     with pytest.raises(TypeError, match=words):
         read(Here, "x", hint)
 
@@ -217,7 +217,7 @@ def test_a_bound_that_is_named_inside_a_function_is_a_sentence() -> None:
 def test_a_live_value_or_a_bound_that_cannot_be_evaluated_is_a_sentence(
     hint: str,
 ) -> None:
-    words = r"Wrong: the annotation of 'beta', .*, cannot be evaluated, so that its bounds would"
+    words = r"Wrong: the annotation of 'beta', .*, cannot be evaluated, so its bounds cannot"
     with pytest.raises(TypeError, match=words):
         type("Wrong", (Transform,), {"__annotations__": {"beta": hint}, "__module__": __name__})
 
@@ -283,5 +283,7 @@ def test_what_a_float_can_hold_is_taken() -> None:
 
 def test_a_loss_that_no_float_can_hold_is_refused_by_name() -> None:
     opt = Modular([Parameter(torch.ones(2))], LR(0.1))
-    with pytest.raises(TypeError, match="report: loss must be a number or a tensor of one, got an"):
+    with pytest.raises(
+        TypeError, match="report: loss must be a number or a tensor with one element, got an"
+    ):
         opt.report(loss=10**400)

@@ -180,7 +180,7 @@ def test_a_checkpoint_that_lacks_a_name_of_a_shape_is_a_sentence():
         opt.load_state_dict(given)
     given = saved(opt)
     given["state"][1]["Factored/row"] = torch.zeros(4, 1)
-    with pytest.raises(ValueError, match=r"Factored/row.*which no link makes"):
+    with pytest.raises(ValueError, match=r"Factored/row.*but no link has"):
         opt.load_state_dict(given)
 
 

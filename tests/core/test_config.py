@@ -223,7 +223,7 @@ def test_a_missing_argument_names_the_class():
 
 @pytest.mark.parametrize("config", [3, None, [3], [{"max_norm": 1.0}], {"lr": 1}, [None]])
 def test_what_is_no_config_is_an_error_that_says_what_is(config):
-    with pytest.raises(TypeError, match=r"a config is a name, a \(name, arguments\) pair"):
+    with pytest.raises(TypeError, match=r"a config must be a name, a \(name, arguments\) pair"):
         Chain.from_config(config)
 
 
@@ -242,7 +242,9 @@ def test_a_function_without_a_name_is_an_error_that_says_what_to_do(tfm):
 
 
 def test_an_object_that_json_cannot_hold_is_an_error():
-    with pytest.raises(TypeError, match="a config holds numbers, text, functions and transforms"):
+    with pytest.raises(
+        TypeError, match="a config may contain only numbers, text, functions and transforms"
+    ):
         Chain(Odd(thing=object())).to_config()
 
 

@@ -182,7 +182,7 @@ def test_an_argument_that_a_class_may_declare_is_named_as_such():
         def limit(self, norm, state, group):
             return norm / 2
 
-    said = r"no argument 'dim', which its class may declare; it takes \['target'"
+    said = r"no argument 'dim', but its class may declare it; it takes \['target'"
     with pytest.raises(TypeError, match=said):
         Halves(dim="global")
 

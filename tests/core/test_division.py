@@ -84,7 +84,7 @@ def test_small_units_are_flagged_where_there_are_any() -> None:
 
 def test_layers_need_names_and_are_named_by_all_but_the_last_dot() -> None:
     assert [layer_of(x) for x in ("a.b.weight", "weight", "a.bias")] == ["a.b", "", "a"]
-    with pytest.raises(ValueError, match="Rule: dim='layer' needs to know the names"):
+    with pytest.raises(ValueError, match="Rule: dim='layer' needs the names"):
         Division(cohorts([None] * 3), "layer", None, "Rule")
 
 

@@ -271,7 +271,9 @@ class Other(Whiten):
 def test_mistakes_are_sentences():
     params = model()
     give(params, 0)
-    with pytest.raises(ValueError, match=r"Number: init_matrix makes a number for 'left': give it"):
+    with pytest.raises(
+        ValueError, match=r"Number: init_matrix returns a 0-dim tensor for 'left': give it"
+    ):
         Modular(params.values(), Number(), LR(0.1)).step()
     with pytest.raises(TypeError, match="Both has both init and init_matrix: the owner of a matr"):
         Both()
@@ -282,10 +284,12 @@ def test_mistakes_are_sentences():
     state = opt.state_dict()
     state["state"][0]["Whiten/left"] = torch.zeros(2, 2)
     opt.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"has shape \(2, 2\), and the matrix asks for \(3, 3\)"):
+    with pytest.raises(ValueError, match=r"has shape \(2, 2\), but the matrix needs \(3, 3\)"):
         opt.step()
     state["state"][0]["Whiten/middle"] = torch.zeros(2, 2)
-    with pytest.raises(ValueError, match=r"\['Whiten/middle'\] for parameter 0, which no link mak"):
+    with pytest.raises(
+        ValueError, match=r"\['Whiten/middle'\] for parameter 0, but no link has such state"
+    ):
         opt.load_state_dict(state)
     with pytest.raises(SourceError, match="Whiten"):
         opt.to_source()

@@ -23,7 +23,9 @@ LINES = {"MyAdan": 17, "MyScheduleFree": 26, "MyProdigy": 26, "MySOAP": 27, "MyA
 FAR = {**FLOAT32, torch.float64: 1e-10}
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*was given:UserWarning"),  # live values are scheduled
+    pytest.mark.filterwarnings(
+        "ignore:.*from the checkpoint replaces:UserWarning"
+    ),  # live values are scheduled
     pytest.mark.filterwarnings("ignore:no LR:UserWarning"),
 ]
 

@@ -109,7 +109,7 @@ CASES: dict[Callable[[], Transform], tuple[str, ...]] = {
     FixedGain: ("gain is a fixed argument, so read self.gain, or annotate it with Live[...]",),
     MisspelledGain: ("reads 'gian'", "['gain', 'grads', 'params']: did you mean 'gain'?"),
     MisspelledState: ("neither in its state, ['average']", "did you mean 'average'?"),
-    RateOfAnother: ("to read it of another link, write reads = ('lr',) in the class",),
+    RateOfAnother: ("to read it from another link, write reads = ('lr',) in the class",),
     MisspelledLimit: ("reads 'limit_it'", "did you mean 'limit_at'?"),
     MisspelledAverage: ("reads 'avrage'", "did you mean 'average'?"),
     MisspelledInTensor: ("reads 'nothing_like_it'",),

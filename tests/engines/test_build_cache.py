@@ -136,7 +136,7 @@ def test_a_folder_that_others_can_only_read_is_used(kept: Path, mode: int) -> No
 def test_a_temporary_folder_is_gone_with_its_process(kept: Path, tmp_path: Path) -> None:
     kept.chmod(0o777)
     (tmp_path / "tmp").mkdir()
-    good(step(kept, TMPDIR=str(tmp_path / "tmp")), "not kept for the next process")
+    good(step(kept, TMPDIR=str(tmp_path / "tmp")), "not cached for the next process")
     assert not list((tmp_path / "tmp").glob("torchzero_clip_*"))
 
 

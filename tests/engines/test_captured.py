@@ -234,7 +234,9 @@ def test_a_loss_that_moves_in_every_step_gives_a_warning(
             opt.report(loss=loss)
             opt.step()
 
-    said = r"captured: losses lie elsewhere in each step, .*: report one tensor that every step"
+    said = (
+        r"captured: losses have other addresses in each step, .*: report one tensor that every step"
+    )
     with pytest.warns(UserWarning, match=said) as seen:
         train()
     assert len(seen) == 1
@@ -278,7 +280,7 @@ def test_tables_live_as_long_as_the_graph_that_reads_them(monkeypatch: pytest.Mo
 def test_chains_that_cannot_be_captured_raise_an_error(imagined: list[Tensor]) -> None:
     with pytest.raises(ValueError, match="made with compile=True"):
         captured(Modular(imagined, *headline()))
-    with pytest.raises(TypeError, match="takes a Modular, got AdamW"):
+    with pytest.raises(TypeError, match="needs a Modular, got AdamW"):
         captured(torch.optim.AdamW([Parameter(torch.zeros(2))]))  # type: ignore[type-var]
     for odd in (When(lambda step: step % 2 == 0, ClipNorm(1.0)), Accumulate(2)):
         with pytest.raises(ValueError, match=f"differ on the host: .*{type(odd).__name__}"):
@@ -286,7 +288,7 @@ def test_chains_that_cannot_be_captured_raise_an_error(imagined: list[Tensor]) -
 
 
 def test_parameters_on_cpu_raise_an_error() -> None:
-    with pytest.raises(ValueError, match="parameters on one GPU, with Triton, got cpu"):
+    with pytest.raises(ValueError, match="parameters on one GPU, and Triton, got cpu"):
         captured(Modular([Parameter(torch.zeros(2))], *headline(), compile=True))
 
 

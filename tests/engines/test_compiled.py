@@ -835,7 +835,7 @@ def test_after_a_failure_of_the_compiler_programs_run_by_operators(
     monkeypatch.setattr(native_step, "FLAGS", "--there-is-no-such-flag")
     ours, theirs = params_of(SHAPES), params_of(SHAPES)
     fast = Modular(ours, *CHAINS["between"](), compile=True)
-    with pytest.warns(UserWarning, match="could not build a kernel, whose operators now run"):
+    with pytest.warns(UserWarning, match="could not build a kernel, so its operators run"):
         race(fast, Modular(theirs, *CHAINS["between"]()))
     assert not list((tmp_path / "kept").iterdir())
 
@@ -875,7 +875,7 @@ def test_without_a_cache_folder_libraries_last_as_long_as_the_process(
     (tmp_path / "file").touch()
     monkeypatch.setenv("TORCHZERO_CLIP_CACHE", str(tmp_path / "file" / "kept"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.warns(UserWarning, match="kernels are not kept for the next process: .*file"):
+    with pytest.warns(UserWarning, match="kernels are not cached for the next process: .*file"):
         assert build._folder().parent == tmp_path
     assert build._folder() == build._folder()
 

@@ -103,7 +103,9 @@ def found(chain: str, tmp_path: Path) -> None:
             for p, q in zip(ours, theirs, strict=True):
                 torch.testing.assert_close(p.data, q.data, rtol=1e-5, atol=1e-6)
 
-    with pytest.warns(UserWarning, match="a kernel does not do what torch's operators do") as told:
+    with pytest.warns(
+        UserWarning, match="a kernel does not compute the same as torch's operators"
+    ) as told:
         race()
     said = [str(x.message) for x in told if "please send us" in str(x.message)]
     assert len(said) == 1
@@ -238,7 +240,7 @@ def test_a_wrong_kernel_is_found_where_the_first_gradients_are_no_numbers(
     params, opt = model(chain, compile=True)
     for p in params:
         p.grad = torch.full_like(p, torch.nan)
-    with pytest.warns(UserWarning, match="a kernel does not do what torch's operators do"):
+    with pytest.warns(UserWarning, match="a kernel does not compute the same as torch's operators"):
         opt.step()
 
 

@@ -187,7 +187,7 @@ WRONG: dict[str, tuple[Any, str, Any]] = {
         "units_of",
         lambda flows, dim: {flow.parameter: [flow] for flow in flows},
     ),
-    "weights for evaluation": (ref.Average, "averaged", lambda self, p: p.value),
+    "averaged weights:": (ref.Average, "averaged", lambda self, p: p.value),
     "a share": (ref.ScheduleFree, "share", lambda self, group: (0.5, 1.0)),
 }
 

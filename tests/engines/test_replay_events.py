@@ -30,7 +30,9 @@ from tests.engines.test_replays import (
 )
 from torchzero_clip import LR, Adam, ClipNorm, Freeze, Guard, Masked, Modular, Partition, SkipSpike
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*was given:UserWarning")  # events change values
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*from the checkpoint replaces:UserWarning"
+)  # events change values
 STEPS = int(os.environ.get("REPLAY_STEPS", "20000"))
 ALSO = {
     "partition": lambda: [

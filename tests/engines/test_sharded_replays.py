@@ -305,7 +305,7 @@ def test_a_rule_that_calls_torch_distributed_is_not_replayed_and_explain_says_so
         give(opt, seed)
         opt.step()
     assert replays(opt).count == 0
-    assert "talks to other ranks: leave that to a rule about norms" in opt.explain()
+    assert "communicates with other ranks, which only rules about norms" in opt.explain()
     assert "c10d" in opt.explain()
 
 

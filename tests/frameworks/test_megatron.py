@@ -210,8 +210,8 @@ def test_its_optimizers_of_shards_and_of_layers_train_as_a_process_alone_or_refu
         assert out.splitlines() == [
             "entries: as a process alone",
             "norm: as a process alone",
-            f"tensors: ClipNorm looks at whole tensors, {cuts}",
-            f"matrices: Orthogonalize looks at whole tensors, {cuts}",
-            f"alone: ClipNorm takes one norm of all, {cuts} that lie on several processes",
+            f"tensors: ClipNorm needs whole tensors, but {cuts}",
+            f"matrices: Orthogonalize needs whole tensors, but {cuts}",
+            f"alone: ClipNorm computes the global norm, but {cuts} on several processes",
             "layers: as a process alone",
         ]

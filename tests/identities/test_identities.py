@@ -40,7 +40,9 @@ def test_the_compiled_chain_is_the_method(name: str) -> None:
     assert IDENTITIES[name].distance(torch.float32, compile=True) <= 1
 
 
-@pytest.mark.filterwarnings("ignore:.*was given:UserWarning")  # live values are scheduled
+@pytest.mark.filterwarnings(
+    "ignore:.*from the checkpoint replaces:UserWarning"
+)  # live values are scheduled
 @pytest.mark.parametrize("name", [name for name, it in IDENTITIES.items() if it.evaluates])
 def test_weights_for_evaluation_are_the_same_in_a_run_that_was_resumed(name: str) -> None:
     """In the middle of training, and from a checkpoint of an evaluation."""

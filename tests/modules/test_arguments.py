@@ -408,7 +408,7 @@ def test_a_grad_link_whose_work_nothing_sees_is_refused():
 
 
 def test_a_layer_needs_names():
-    sentence = "ClipNorm: dim='layer' needs to know the names.*model.named_parameters"
+    sentence = "ClipNorm: dim='layer' needs the names.*model.named_parameters"
     with pytest.raises(ValueError, match=sentence):
         optimizer(ClipNorm(1.0, dim="layer"))
     opt = Modular([("a.weight", Parameter(torch.ones(1)))], ClipNorm(1.0, dim="layer"))
@@ -438,7 +438,7 @@ def test_the_repr_of_a_transform_makes_an_equal_one(row):
         (lambda: ClipNorm(maxnorm=1.0), "ClipNorm: there is no argument 'maxnorm': did you mean"),
         (lambda: Adam(lr=1e-3), "Adam: there is no argument 'lr': put LR(...) into the chain"),
         (lambda: ClipNorm(1.0, foo=1), "it takes ['max_norm'"),
-        (lambda: Modular(ClipNorm(1.0)), "Modular takes the parameters first, got ClipNorm"),
+        (lambda: Modular(ClipNorm(1.0)), "Modular needs the parameters first, got ClipNorm"),
         (lambda: 2.0 * TensorList([torch.ones(2)]), "has methods, no operators"),
         (lambda: TensorList([torch.ones(2)]) - 1, "has methods, no operators"),
         (lambda: TensorList([torch.ones(2)])[0], "u.tensors[i]"),

@@ -221,7 +221,7 @@ def test_several_rates_before_it_are_refused():
     ],
 )
 def test_a_link_behind_that_changes_the_step_is_refused(chain):
-    with pytest.raises(ValueError, match=r"must see the step that is subtracted, and .* behind it"):
+    with pytest.raises(ValueError, match=r"needs the step that is subtracted, but .* after it"):
         Modular([Parameter(torch.ones(1))], *chain)
 
 

@@ -46,7 +46,7 @@ DROPS: dict[str, Callable[[], Transform]] = {
 def test_what_drops_parameters_is_refused_at_construction(name: str) -> None:
     with pytest.raises(
         ValueError,
-        match=r"^ClipValueByEMA: ema_tfm makes a bound of every average in every step, .*got ",
+        match=r"^ClipValueByEMA: ema_tfm must return a bound .* in every step, got ",
     ):
         ClipValueByEMA(ema_tfm=DROPS[name]())
 

@@ -494,7 +494,7 @@ def test_decay_afterwards_is_of_what_the_step_leaves(lr, options, rule):
 
 @pytest.mark.parametrize("other", ["cautious", "follows_lr"])
 def test_decay_afterwards_is_a_plain_one(other):
-    with pytest.raises(ValueError, match="afterwards=True is for a plain decay"):
+    with pytest.raises(ValueError, match="afterwards=True cannot be combined with another"):
         WeightDecay(0.1, afterwards=True, **{other: True})
 
 

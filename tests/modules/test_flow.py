@@ -677,7 +677,7 @@ def test_the_head_of_another_model_is_its_last_layer_or_the_one_that_is_named():
     assert matrices(model, head="2") == ["0.weight", "3.weight"]
     with pytest.raises(ValueError, match=r"no module 'top' to be the head; it has \['0', '1'"):
         matrices_and_rest(model, head="top")
-    with pytest.raises(TypeError, match=r"takes the model, a torch\.nn\.Module, got \["):
+    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got \["):
         matrices_and_rest([*model.parameters()])  # type: ignore[arg-type]
 
 

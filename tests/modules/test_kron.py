@@ -262,7 +262,7 @@ def test_a_stack_is_many_matrices_and_more_dims_are_first_by_rest():
     opt = Modular([kernel], Kron(), LR(0.01))
     opt.init_state()
     assert [tuple(q.shape) for q in factors(opt, kernel)] == [(2, 2), (12, 12)]
-    with pytest.raises(ValueError, match=r"say Kron\(stacks=True\) for 3 matrices of 2 x 4"):
+    with pytest.raises(ValueError, match=r"Write Kron\(stacks=True\) for 3 matrices of 2 x 4"):
         Modular(stack.values(), Kron(), LR(0.01)).init_state()
 
 

@@ -141,7 +141,7 @@ def test_blocks_and_stacks_have_rows_of_their_own(kind):
 
 def test_a_vector_is_an_error():
     params = zeros((4,))
-    with pytest.raises(ValueError, match=r"Rows takes real matrices, got shape \(4,\)"):
+    with pytest.raises(ValueError, match=r"Rows needs real matrices, got shape \(4,\)"):
         moves(Modular(params, Rows(0.5, Orthogonalize()), LR(1.0)), params, torch.ones(4))
 
 

@@ -344,11 +344,18 @@ class Kept(Transform):
 @pytest.mark.parametrize(
     ("links", "words"),
     [
-        ((), r"links must be a basis and transforms, as InBasis\(SOAPBasis\(\), Adam\(\)\), got"),
+        (
+            (),
+            r"links must be a basis and transforms, such as InBasis\(SOAPBasis\(\), Adam\(\)\), "
+            r"got",
+        ),
         ((Adam(),), "links must be a basis and transforms"),
         ((SOAPBasis(), 3), r"links must be transforms, such as Adam\(\), got 3"),
-        ((SOAPBasis(), Kept()), r"InBasis: Kept keeps \['m'\], which a new basis would leave in"),
-        ((SOAPBasis(), SOAPBasis()), "SOAPBasis keeps state of matrices, which a new basis"),
+        ((SOAPBasis(), Kept()), r"InBasis: Kept keeps \['m'\], which InBasis cannot rotate"),
+        (
+            (SOAPBasis(), SOAPBasis()),
+            "SOAPBasis keeps state of matrices, which InBasis cannot rotate",
+        ),
         ((SOAPBasis(), Mars()), r"Mars keeps \['previous'\]"),
     ],
 )
@@ -358,7 +365,7 @@ def test_links_that_a_basis_cannot_turn_are_refused(links, words):
 
 
 def test_links_inside_must_return_every_parameter():
-    with pytest.raises(ValueError, match="in every step: put Freeze in front of it"):
+    with pytest.raises(ValueError, match="in every step: put Freeze before it"):
         InBasis(SOAPBasis(), Freeze(lambda name, p: True), Adam())
 
 

@@ -530,14 +530,18 @@ def test_other_roundings_have_no_float32_weights(what: str) -> None:
 def test_a_model_of_somebody_else_is_a_sentence() -> None:
     _, opt = small("exact")
     other = Linear(2, 2)
-    with pytest.raises(ValueError, match="exact_state_dict: takes the model that this optimizer"):
+    with pytest.raises(
+        ValueError, match="exact_state_dict: model must be the model that this optimizer"
+    ):
         opt.exact_state_dict(other)
-    with pytest.raises(ValueError, match="load_exact: takes the model that this optimizer trains"):
+    with pytest.raises(
+        ValueError, match="load_exact: model must be the model that this optimizer trains"
+    ):
         opt.load_exact(other, other.state_dict())
 
 
 def test_float16_is_a_sentence_that_names_kahan() -> None:
-    with pytest.raises(ValueError, match=r"float16 is no half of it: take rounding='kahan'"):
+    with pytest.raises(ValueError, match=r"float16 is not: use rounding='kahan'"):
         Modular([Parameter(torch.ones(2, dtype=torch.float16))], LR(0.1), rounding="exact")
 
 

@@ -253,7 +253,7 @@ FORMS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda s: s["state"].update({1: [1]}),
         "the state of parameter 1 must be a dict, got list",
     ),
-    "state of no parameter": (lambda s: s["state"].update({7: {}}), "no parameters of its groups"),
+    "state of no parameter": (lambda s: s["state"].update({7: {}}), "not in its groups"),
     "a live value is a text": (lambda s: s["param_groups"][0].update(lr="x"), "LR: lr must be"),
     "state is a text": (lambda s: s["state"][0].update({"Momentum/momentum_buffer": "x"}), "'x'"),
     "a number that no tensor holds": (

@@ -53,7 +53,7 @@ def said(load):
 def test_a_limit_that_was_given_otherwise_is_named_once():
     opt = clipped(0.1)
     (message,) = said(lambda: opt.load_state_dict(clipped(1.0).state_dict()))
-    assert message.startswith("max_norm: the checkpoint's 1.0 is taken, 0.1 was given")
+    assert message.startswith("max_norm: 1.0 from the checkpoint replaces 0.1")
     assert opt.param_groups[0]["max_norm"] == 1.0
 
 
@@ -62,7 +62,7 @@ def test_values_of_a_later_group_name_it():
     others = [{"params": [one()]}, {"params": [one()], "max_norm": 2.0}]
     opt = clipped(groups=groups)
     (message,) = said(lambda: opt.load_state_dict(clipped(groups=others).state_dict()))
-    assert message.startswith("group 1: max_norm: the checkpoint's 2.0 is taken, 3.0 was given")
+    assert message.startswith("group 1: max_norm: 2.0 from the checkpoint replaces 3.0")
 
 
 @pytest.mark.parametrize("given", [0.1, torch.tensor(0.1), torch.tensor([0.1])[0].double()])
@@ -77,7 +77,7 @@ def test_pairs_are_compared():
 
     assert said(lambda: make(0.95).load_state_dict(make(0.95).state_dict())) == []
     (message,) = said(lambda: make(0.95).load_state_dict(make(0.99).state_dict()))
-    assert message.startswith("betas: the checkpoint's (0.9, 0.99) is taken, (0.9, 0.95) was given")
+    assert message.startswith("betas: (0.9, 0.99) from the checkpoint replaces (0.9, 0.95)")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_rate_that_a_scheduler_moved_from_another_start_is_named():
     for opt in (first, second):
         CosineAnnealingLR(opt, 9)
     (message,) = said(lambda: second.load_state_dict(first.state_dict()))
-    assert message.startswith("lr: the checkpoint's 0.1 is taken, 0.05 was given")
+    assert message.startswith("lr: 0.1 from the checkpoint replaces 0.05")
 
 
 def test_a_value_that_a_schedule_moves_is_no_other():
@@ -128,7 +128,7 @@ def test_what_is_kept_stays_as_it_was_given():
     assert [opt.param_groups[0][key] for key in ("max_norm", "lr")] == [0.1, 0.2]
     opt = clipped(0.1, 0.2)
     (message,) = said(lambda: opt.load_state_dict(other.state_dict(), keep="ClipNorm/max_norm"))
-    assert message.startswith("lr: the checkpoint's 0.1 is taken")
+    assert message.startswith("lr: 0.1 from the checkpoint replaces")
     assert opt.param_groups[0]["max_norm"] == 0.1
 
 
@@ -162,7 +162,9 @@ def test_a_handle_keeps_as_well():
 
 def test_a_value_that_no_link_has_cannot_be_kept():
     opt = clipped()
-    with pytest.raises(ValueError, match=r"keep takes names of live values, .*, got 'max_nrom'"):
+    with pytest.raises(
+        ValueError, match=r"keep must have names of hyperparameters, .*, got 'max_nrom'"
+    ):
         opt.load_state_dict(opt.state_dict(), keep=("max_nrom",))
 
 
@@ -189,7 +191,7 @@ def test_the_errors_about_other_checkpoints_name_the_function():
     opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(0.1))
     other = stepped(model, Modular(model.parameters(), ZClip(), Adam(), LR(0.1)))
     with pytest.raises(
-        ValueError, match=r"take_over\(optimizer, state_dict\) takes what both have"
+        ValueError, match=r"take_over\(optimizer, state_dict\) loads the state that both have"
     ):
         opt.load_state_dict(other.state_dict())
     adam = stepped(model, torch.optim.Adam(model.parameters()))
@@ -274,10 +276,10 @@ def test_the_average_of_muon_goes_into_an_average_alone():
     (expected,) = [held["EMA/ema"] for held in alone.state.values()]
     torch.testing.assert_close(opt.state[ours.weight]["EMA/ema"], expected, rtol=1e-6, atol=0)
     summed = Modular(ours.parameters(), Momentum(0.95), Orthogonalize(), LR(0.01))
-    with pytest.raises(ValueError, match=r"link='Momentum': .* is an average of gradients, and"):
+    with pytest.raises(ValueError, match=r"link='Momentum': .* is an average of gradients, but"):
         take_over(summed, state, link="Momentum")
     debiased = Modular(ours.parameters(), EMA(0.95, debias=True), Orthogonalize(), LR(0.01))
-    with pytest.raises(ValueError, match=r"counts no steps, which EMA\(debias=True\) needs"):
+    with pytest.raises(ValueError, match=r"has no step count, which EMA\(debias=True\) needs"):
         take_over(debiased, state, link="EMA")
 
 
@@ -285,7 +287,7 @@ def test_the_sum_of_sgd_goes_into_no_average():
     model = network()
     sgd = stepped(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     opt = Modular(model.parameters(), EMA(0.9), LR(0.1))
-    with pytest.raises(ValueError, match=r"link='EMA': .* is a sum of gradients, and EMA keeps an"):
+    with pytest.raises(ValueError, match=r"link='EMA': .* is a sum of gradients, but EMA keeps an"):
         take_over(opt, sgd.state_dict(), link="EMA")
 
 
@@ -302,7 +304,7 @@ def test_a_link_in_front_is_added_in_the_middle_of_a_run():
     model = network()
     first = stepped(model, Modular(model.parameters(), ZClip(), Adam(), LR(0.01)))
     second = Modular(model.parameters(), Guard(), ClipValue(1e9), ZClip(), Adam(), LR(0.02))
-    with pytest.warns(UserWarning, match="lr: the checkpoint's 0.01 is taken, 0.02 was given"):
+    with pytest.warns(UserWarning, match="lr: 0.01 from the checkpoint replaces 0.02"):
         taken = take_over(second, first.state_dict())
     assert {name.partition("/")[0] for name in taken} == {"ZClip", "Adam"}
     weight = model[0].weight
@@ -319,9 +321,9 @@ def test_a_checkpoint_without_a_name_of_the_chain_is_an_error():
     model = network()
     adam = stepped(model, torch.optim.Adam(model.parameters()))
     opt = Modular(model.parameters(), Adam(), LR(0.1))
-    with pytest.raises(ValueError, match=r'no name is in both; .* as link="Adam"'):
+    with pytest.raises(ValueError, match=r'they share no name; .* such as link="Adam"'):
         take_over(opt, adam.state_dict())
-    with pytest.raises(TypeError, match="takes a Modular"):
+    with pytest.raises(TypeError, match="optimizer must be a Modular"):
         take_over(adam, adam.state_dict())
     with pytest.raises(ValueError, match="has groups of"):
         take_over(Modular([one()], Adam(), LR(0.1)), adam.state_dict(), link="Adam")

@@ -119,9 +119,7 @@ def test_a_checkpoint_goes_on_with_the_numbers_that_it_has_where_none_was_given(
     before = Modular([one()], OWN_NUMBERS[name]())
     after(before)
     now = Modular([one(before.param_groups[0]["params"][0].item())], named(name))
-    with pytest.warns(
-        UserWarning, match=r"beta: the checkpoint's 0\.9\d* is taken, None was given"
-    ):
+    with pytest.warns(UserWarning, match=r"beta: 0\.9\d* from the checkpoint replaces None"):
         now.load_state_dict(saved(before.state_dict()))
     assert after(now) == after(before)
 

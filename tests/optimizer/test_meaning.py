@@ -204,22 +204,22 @@ def test_what_is_said_to_be_divided_out_changes_nothing(last):
 @at_once(
     "links, words",
     [
-        ([LR(0.1)], "the learning rate is that of the optimizer that steps next"),
-        ([ClipNorm(1.0), Masked(LR(0.1), lambda n, p: True)], "the learning rate is that of"),
-        ([Rated()], "the learning rate is that of"),
-        ([ClipNorm(1.0), Scale(3e-4)], "the learning rate is that of"),
-        ([Scale(-1e-3)], "the learning rate is that of"),
+        ([LR(0.1)], "the optimizer that steps next has the learning rate"),
+        ([ClipNorm(1.0), Masked(LR(0.1), lambda n, p: True)], "has the learning rate"),
+        ([Rated()], "has the learning rate"),
+        ([ClipNorm(1.0), Scale(3e-4)], "has the learning rate"),
+        ([Scale(-1e-3)], "has the learning rate"),
         ([WeightDecay(0.01), ClipNorm(1.0)], "give weight_decay to the optimizer that steps next"),
-        ([MaxNorm(1.0)], "it belongs behind LR in the chain of a Modular"),
-        ([Project(torch.relu)], "it belongs behind LR in the chain of a Modular"),
+        ([MaxNorm(1.0)], "put it after LR in the chain of a Modular"),
+        ([Project(torch.relu)], "put it after LR in the chain of a Modular"),
     ],
 )
 def test_a_link_about_the_step_is_an_error_where_none_is_made(links, words):
     p = param(1.0)
-    with pytest.raises(ValueError, match=f"^Clipper: no step is made here, so .*{words}"):
+    with pytest.raises(ValueError, match=f"^Clipper: .* cannot be used here, .*{words}"):
         Clipper([p], *links)
     opt = torch.optim.SGD([p], lr=0.1)
-    with pytest.raises(ValueError, match=f"^attach: no step is made here, so .*{words}"):
+    with pytest.raises(ValueError, match=f"^attach: .* cannot be used here, .*{words}"):
         attach(opt, *links)
     attach(opt, ClipNorm(1.0)).remove()  # nothing was left behind
 
@@ -248,7 +248,7 @@ def test_explain_begins_with_what_its_warnings_say():
 
 
 def test_explain_counts_norms_and_names_that_of_torch():
-    four = 'ClipNorm: 4 norms, one a tensor: torch\'s clip has one (dim="global").'
+    four = 'ClipNorm: 4 norms, one per tensor; torch\'s clipping uses one norm (dim="global").'
     assert explained(ClipNorm(1.0), Adam(), LR(0.1)) == [four]
     assert explained(ClipNorm(1.0, dim="global"), Adam(), LR(0.1)) == []
     assert explained(ClipNorm(1.0), make=Clipper) == [four]
@@ -259,7 +259,9 @@ def test_explain_counts_norms_and_names_that_of_torch():
 
 def test_explain_knows_how_large_norms_are_behind_adam():
     """√6400 for the largest tensor, √7504 for all."""
-    words = "ClipNorm at 1.0 behind Adam sees norms near √n, here {}, and cuts every step: ClipRMS"
+    words = (
+        "ClipNorm at 1.0 after Adam receives norms near √n, here {}, and clips every step: ClipRMS"
+    )
     (line,) = explained(Adam(), ClipNorm(1.0, dim="global"), LR(0.1))
     assert line.startswith(words.format("86.63"))
     assert explained(Adam(), ClipNorm(1.0), LR(0.1))[1].startswith(words.format("80"))

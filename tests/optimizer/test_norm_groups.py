@@ -256,12 +256,12 @@ def test_explain_tells_and_a_file_of_plain_torch_has_no_words() -> None:
     ps = params()
     opt = Modular(apart(ps), ClipNorm(0.5, dim="global"), LR(0.1))
     text = opt.explain()
-    assert "group 1 has a norm apart, 'head', where a rule takes one of all." in text
+    assert "group 1 has a separate norm, 'head', if a rule uses the global norm." in text
     assert "norm rules leave group 2 out, and do not count it: it has clip=False." in text
-    with pytest.raises(SourceError, match="group 1 has a norm apart"):
+    with pytest.raises(SourceError, match="group 1 has a separate norm,"):
         opt.to_source()
     vars(ps[0])["grad_norm_group"] = "mtp"
-    assert "some of group 0 have a norm apart, 'mtp'" in opt.explain()
+    assert "some of group 0 have a separate norm, 'mtp'" in opt.explain()
 
 
 @at_once("key, value", [("clip", "no"), ("clip", 0), ("norm_group", 3), ("norm_group", "a/b")])

@@ -72,7 +72,7 @@ class TwiceNormalized(Normalize):
 @at_once(
     "chain, words",
     [
-        ([Adam(), LR(0.1), WeightDecay(0.01)], "takes 0.01 of each weight in every step: put it"),
+        ([Adam(), LR(0.1), WeightDecay(0.01)], "removes 0.01 of each weight in every step: put it"),
         ([Chain(Lion(), LR(0.1)), WeightDecay(0.5)], "WeightDecay comes after LR, which"),
         ([Adam(), Scale(-1e-3)], "Scale(factor=-0.001) after Adam turns the step around: updates"),
         ([Adam(), LR(0.1), Scale(-1)], "Scale(factor=-1) after LR turns the step around: updates"),
@@ -86,17 +86,20 @@ class TwiceNormalized(Normalize):
         ([EMA(0.9), Adam(), LR(0.1)], "Adam after EMA averages an update that is an average"),
         ([EMA(0.9), ClipNorm(1.0), Chain(NAdam()), LR(0.1)], "NAdam after EMA averages an update"),
         ([EMA(0.9), InBasis(SOAPBasis(), Adam()), LR(0.1)], "InBasis/Adam after EMA averages"),
-        ([Normalize(), ClipNorm(1.0), LR(0.1)], "ClipNorm at 1 never clips: Normalize before it"),
-        ([Normalize(0.5), ClipNorm(1.0, dim=-1), LR(0.1)], "ClipNorm at 1 never clips: Normalize"),
-        ([Normalize(dim="global"), ClipNorm(1.0), LR(0.1)], "leaves norms of at most 1: leave one"),
+        ([Normalize(), ClipNorm(1.0), LR(0.1)], "ClipNorm at 1 never clips: after Normalize,"),
+        (
+            [Normalize(0.5), ClipNorm(1.0, dim=-1), LR(0.1)],
+            "ClipNorm at 1 never clips: after Normalize,",
+        ),
+        ([Normalize(dim="global"), ClipNorm(1.0), LR(0.1)], "norms are at most 1: leave one"),
         ([Normalize(dim="global"), ClipValue(1.0), LR(0.1)], "ClipValue at 1 never clips"),
         ([Normalize(ord=1), ClipNorm(2.0), LR(0.1)], "ClipNorm at 2 never clips"),
-        ([Normalize(ord="rms"), ClipRMS(1.0), LR(0.1)], "leaves root mean squares of at most 1"),
+        ([Normalize(ord="rms"), ClipRMS(1.0), LR(0.1)], "root mean squares are at most 1"),
         (
             [Sign(), ClipRMS(1.0), LR(0.1)],
-            "ClipRMS at 1 never clips: Sign before it leaves entries",
+            "ClipRMS at 1 never clips: after Sign, entries are at most",
         ),
-        ([Lion(), ClipValue(1.0), LR(0.1)], "ClipValue at 1 never clips: Lion before it leaves"),
+        ([Lion(), ClipValue(1.0), LR(0.1)], "ClipValue at 1 never clips: after Lion,"),
         ([Normalize(), ClipNorm(5.0), ClipValue(0.1), LR(0.1)], "ClipNorm at 5 never clips"),
     ],
 )
@@ -151,7 +154,7 @@ def test_a_limit_of_zero_warns_in_front_of_other_optimizers_as_well():
         ([Adam(), LR(0.1), ClipNorm(1.0)], "ClipNorm comes after LR and limits the step, not"),
         ([LR(0.1), AGC()], "AGC comes after LR and limits the step, not the gradient."),
         ([WeightDecay(0.1), Adam(), LR(0.1)], "WeightDecay before Adam joins the gradient"),
-        ([Adam(), LR(0.1), WeightDecay(1e-5)], "takes 1e-05 of each weight in every step."),
+        ([Adam(), LR(0.1), WeightDecay(1e-5)], "removes 1e-05 of each weight in every step."),
         ([Adam(), Lion(), LR(0.1)], "Lion after Adam sees its updates, not the gradient."),
         (
             [Adam((0.999, 0.9)), LR(0.1)],
@@ -163,7 +166,7 @@ def test_a_limit_of_zero_warns_in_front_of_other_optimizers_as_well():
             "ClipNorm before Accumulate limits parts of a batch, not their mean.",
         ),
         ([ClipValue(1.0), Accumulate(2), LR(0.1)], "ClipValue before Accumulate limits"),
-        ([ClipNorm(1.0, dim=-1), LR(0.1)], "ClipNorm: dim=-1 takes one norm a slice, dim=None"),
+        ([ClipNorm(1.0, dim=-1), LR(0.1)], "ClipNorm: dim=-1 uses one norm per slice, dim=None"),
         ([Momentum(), Adam(), LR(0.1)], "its first beta is the momentum of Adam."),
         (
             [EMA(0.9), Normalize(), Adam(), LR(0.1)],
@@ -171,7 +174,7 @@ def test_a_limit_of_zero_warns_in_front_of_other_optimizers_as_well():
         ),
         (
             [ClipNorm(1.0, dim="global"), ClipNorm(1.0), LR(0.1)],
-            "ClipNorm_2 at 1 never clips: ClipNorm before it leaves norms of at most 1.",
+            "ClipNorm_2 at 1 never clips: after ClipNorm, norms are at most 1.",
         ),
         ([AutoClip(percentile=0.9), LR(0.1)], "percentile=0.9 is less than one percent."),
     ],
@@ -217,7 +220,7 @@ def test_blocks_of_a_name_that_no_parameter_has_warn_with_the_nearest(cut):
     model = nn.ModuleDict({"qkv": nn.Linear(4, 6, bias=False)})
     named = list(model.named_parameters())
     assert warned(cut({"qkv": 3}), LR(0.1), params=named) == []
-    said = "blocks has 'qvk', which is in the name of no parameter"
+    said = "blocks has 'qvk', but no parameter has this in its name"
     (words,) = warned(cut({"qkv": 3, "qvk": 3}), LR(0.1), params=named)
     assert words.endswith(f"{said}: did you mean 'qkv'?")
     (words,) = warned(cut({"qvk": 3}), LR(0.1), params=list(model.parameters()))
@@ -237,13 +240,15 @@ def test_explain_names_parameters_that_will_not_move_or_move_though_frozen():
     opt = Modular(model.parameters(), Adam(), LR(0.1))
     model(torch.ones(2, 8)).sum().backward()
     model.weight.requires_grad_(False)
-    assert head(opt).startswith("1 parameters that require no gradient have one and go on: set it")
+    assert head(opt).startswith(
+        "1 parameters with requires_grad=False still have a gradient, so they move: set it"
+    )
 
 
 def test_explain_names_an_attribute_that_was_set_for_a_live_value():
     opt = Modular([param(1.0)], Adam(), LR(0.1))
     opt.lr = 1e-3
-    assert head(opt) == "the attribute lr is read by nothing: set param_groups[i]['lr']."
+    assert head(opt) == "nothing reads the attribute lr: set param_groups[i]['lr']."
 
 
 def test_explain_names_a_direction_in_front_of_another_optimizer():
@@ -257,7 +262,10 @@ def test_explain_names_a_value_that_was_set_in_the_group_of_the_optimizer_too_la
     handle = attach(opt, ClipNorm(1.0))
     assert "max_norm of" not in handle.explain()
     opt.param_groups[0]["max_norm"] = 0.1
-    words = "max_norm of the optimizer's group 0 is 0.1, and 2.0 counts: set handle.param_groups[0]"
+    words = (
+        "max_norm of the optimizer's group 0 is 0.1, but the transforms use 2.0: set "
+        "handle.param_groups[0]"
+    )
     assert head(handle).startswith(words)
 
 

@@ -74,7 +74,9 @@ def key(case: Case, dtype: str) -> str:
 def resume(folder: str) -> None:
     """What the fresh process does: continue every checkpoint of a folder."""
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", "lr: the checkpoint's .* is taken")  # `train` sets it by hand
+    warnings.filterwarnings(
+        "ignore", "lr: .* from the checkpoint replaces"
+    )  # `train` sets it by hand
     torch.set_num_threads(1)
     saved = torch.load(Path(folder) / "saved.pt", weights_only=True)
     results: dict[str, Any] = {}
@@ -326,7 +328,8 @@ FOREIGN = {
     ),
     "parameters in another order": (
         lambda: trained(*ours(), shapes={"b.weight": (2, 3), "a.weight": (3, 2), "b.bias": (3,)}),
-        "has 'b.weight' as parameter 0, here it is 'a.weight': state goes by place, so give the",
+        "has 'b.weight' as parameter 0, here it is 'a.weight': state is loaded by position, "
+        "so give the",
     ),
     "fewer parameters": (
         lambda: trained(*ours(), shapes={"a.weight": (3, 2), "b.weight": (2, 3)}),
@@ -373,7 +376,7 @@ TAMPERED = {
     ),
     "a number for a tensor": (
         lambda s: s["state"][1].update({"Momentum/momentum_buffer": 1.0}),
-        "has 1.0 where 'Momentum/momentum_buffer' of parameter 1 is a tensor of shape",
+        "has 1.0 for 'Momentum/momentum_buffer' of parameter 1, here it is a tensor of shape",
     ),
     "another dtype": (
         lambda s: s["state"][1].update(
@@ -410,12 +413,11 @@ def test_other_fixed_arguments_warn_and_load():
 def test_other_live_values_are_taken_from_the_checkpoint_and_named_in_one_warning():
     _, opt = trained(*ours())
     _, other = trained(ClipNormGrowth(mul=3.0), Momentum(0.5), LR(0.7))
-    with pytest.warns(UserWarning, match="is taken") as caught:
+    with pytest.warns(UserWarning, match="from the checkpoint replaces") as caught:
         opt.load_state_dict(other.state_dict())
     assert [str(warning.message) for warning in caught] == [
-        "mul: the checkpoint's 3.0 is taken, 1.5 was given; momentum: the checkpoint's 0.5 is "
-        "taken, 0.9 was given; lr: the checkpoint's 0.7 is taken, 0.1 was given. "
-        "To take what was given: "
+        "mul: 3.0 from the checkpoint replaces 1.5; momentum: 0.5 from the checkpoint replaces "
+        "0.9; lr: 0.7 from the checkpoint replaces 0.1. To keep the values from before: "
         "load_state_dict(state_dict, keep=('mul', 'momentum', 'lr'))"
     ]
     assert caught[0].filename == __file__

@@ -97,7 +97,7 @@ def test_integer_and_bool_state_keep_their_dtype():
 
 @pytest.mark.parametrize("given", ["opt.pt", None, [1]])
 def test_what_is_no_dict_is_no_checkpoint(given):
-    said = rf"what state_dict\(\) gave, a dict of .*, got {type(given).__name__}"
+    said = rf"the result of state_dict\(\), a dict of .*, got {type(given).__name__}"
     with pytest.raises(ValueError, match=said):
         Modular([one()], LR(0.1)).load_state_dict(given)
 
@@ -269,7 +269,7 @@ def test_load_hooks_see_what_they_should():
 
     opt.register_load_state_dict_pre_hook(before)
     opt.register_load_state_dict_post_hook(after)
-    with pytest.warns(UserWarning, match="lr: the checkpoint's 0.7 is taken, 0.1 was given"):
+    with pytest.warns(UserWarning, match="lr: 0.7 from the checkpoint replaces 0.1"):
         opt.load_state_dict(opt.state_dict())
     assert seen == ["before", ("after", torch.float32)]
     assert opt.param_groups[0]["lr"] == 0.7

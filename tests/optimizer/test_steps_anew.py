@@ -107,7 +107,7 @@ def steps(opt: Modular, count: int = 6, change: Callable[[Modular, int], Any] | 
 
 NEVER: dict[str, tuple[Callable[[], Transform], tuple[str, ...]]] = {
     "a rule that says nothing": (
-        Unsaid, ("Unsaid", "pure = True", "branch on no value", "check_pure"),
+        Unsaid, ("Unsaid", "pure = True", "branch on a value", "check_pure"),
     ),
     "a function": (lambda: Scaled(lambda x: x), ("Scaled", "schedule.pure = True")),
     "noise": (lambda: Noise(0.1), ("Noise", "generator", "leave compile out")),
@@ -188,8 +188,8 @@ def test_a_reason_of_the_step_itself_comes_before_a_checkpoint() -> None:
     opt = made(Doing(read), LR(0.1))
     opt.state_dict()
     said = stepped(opt, lambda opt: None)
-    assert "was done anew: " in said
-    assert "without replay" not in said
+    assert "ran without replay: " in said
+    assert "run without replay" not in said
 
 
 def test_without_compile_it_says_nothing() -> None:
@@ -268,7 +268,9 @@ FOUND: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
         Chain(Doing(pure(lambda x: x * CONSTANT)), LR(0.1)), None,
         ("torch.Size([])", "state", "field"),
     ),
-    "a guard that raises": (Chain(Guard("raise"), LR(0.1)), None, ("Guard", "waits", "'skip'")),
+    "a guard that raises": (
+        Chain(Guard("raise"), LR(0.1)), None, ("Guard", "synchronizes", "'skip'"),
+    ),
     "a guard that gives up": (
         Chain(Guard(max_consecutive=3), LR(0.1)), None, ("Guard", "max_consecutive"),
     ),
@@ -285,7 +287,7 @@ def test_after_steps_it_says_why_they_were_done_anew_and_what_to_do(name: str) -
     chain, change, words = FOUND[name]
     kind = Clipper if "clipper" in name else Modular
     said = steps(made(*chain, kind=kind), change=change)
-    assert "was done anew: " in said, said
+    assert "ran without replay: " in said, said
     assert [word for word in words if word not in said] == [], said
     assert len(said.splitlines()[-1]) < 500
 

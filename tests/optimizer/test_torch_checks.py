@@ -680,7 +680,7 @@ def test_state_dict_hooks(info):
     assert calls == ["pre"]
 
 
-@pytest.mark.filterwarnings("ignore:.*the checkpoint's .* is taken")
+@pytest.mark.filterwarnings("ignore:.* from the checkpoint replaces")
 @each
 def test_load_state_dict_hooks(info):
     """Some before, which may exchange what is loaded, in their order, and one after."""

@@ -90,7 +90,10 @@ def said() -> list[str]:
     for chain, words in {
         (ClipNorm(1.0, dim="global"), Adam(), LR(1e-2)): "torch does between them: gather",
         (Adam(), LR(1e-2)): "A step is one native call.",
-        (Talks(), LR(1e-2)): "c10d.allreduce_.default talks to other ranks: leave that to a rule",
+        (
+            Talks(),
+            LR(1e-2),
+        ): "c10d.allreduce_.default communicates with other ranks, which only rules",
     }.items():
         plain, wrapped = SETTINGS["fsdp"]()
         params = [p for _, p in named(wrapped)]

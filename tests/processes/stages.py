@@ -93,7 +93,7 @@ def tagged(engine: str) -> bool:
     try:
         opt.step()
     except ValueError as error:
-        return "says nothing to other stages" in str(error)
+        return "other stages cannot read" in str(error)
     return False
 
 

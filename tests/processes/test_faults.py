@@ -217,8 +217,8 @@ def spoil(t: Tensor) -> Tensor:
     return t
 
 
-NAN = "has NaN in {} of parameter 1: a run that goes on from it gives NaN"
-STRANGE = "has ['{}'] for {}, which no link makes"
+NAN = "has NaN in {} of parameter 1, so a run that resumes from it gives NaN:"
+STRANGE = "has ['{}'] for {}, but no link has such state"
 MUTATIONS: dict[str, tuple[Callable[[Any, str], None], str]] = {
     "missing: a tensor": (drop(state, "whole"), "lacks {} of parameter 1"),
     "missing: a number": (drop(state, NUMBER), f"lacks '{NUMBER}' of parameter 1"),
@@ -249,7 +249,7 @@ MUTATIONS: dict[str, tuple[Callable[[Any, str], None], str]] = {
     "NaN: a number": (put(state, number=spoil), NAN.replace("{}", f"'{NUMBER}'")),
     "NaN: a plain number": (put(state, number=math.nan), NAN.replace("{}", f"'{NUMBER}'")),
     "NaN: of the model": (put(shared, shared=spoil), f"has NaN in '{SHARED}' of group 0"),
-    "NaN: several": (put(state, number=spoil, whole=spoil), " of parameter 1 and 1 more: a run"),
+    "NaN: several": (put(state, number=spoil, whole=spoil), " of parameter 1 and 1 more, so a run"),
     "NaN: a live value": (
         put(group, mul=math.nan),
         "mul must be a number at least 1 or N",
@@ -259,9 +259,9 @@ MUTATIONS: dict[str, tuple[Callable[[Any, str], None], str]] = {
         "mul must be a number at least 1 or N",
     ),
     "a live value of words": (put(group, mul="x"), "ClipNormGrowth: mul must be a number"),
-    "a float for a tensor": (put(state, whole=1.0), "has 1.0 where"),
-    "words for a tensor": (put(state, whole="x"), "has 'x' where"),
-    "words for a number": (put(state, number="x"), "has 'x' where"),
+    "a float for a tensor": (put(state, whole=1.0), "has 1.0 for"),
+    "words for a tensor": (put(state, whole="x"), "has 'x' for"),
+    "words for a number": (put(state, number="x"), "has 'x' for"),
 }
 
 
@@ -360,7 +360,7 @@ def test_what_begins_as_nan_or_infinite_loads():
     for p, q in zip(first.params, second.params, strict=True):
         assert p.equal(q)
     checkpoint["state"][0]["ClipValueGrowth/previous"] = torch.full((3, 4), math.nan)
-    refused(second, checkpoint, "has NaN in 'ClipValueGrowth/previous' of parameter 0: a run")
+    refused(second, checkpoint, "has NaN in 'ClipValueGrowth/previous' of parameter 0, so a run")
 
 
 def test_state_that_one_of_several_links_lacks_is_missed():

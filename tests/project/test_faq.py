@@ -61,9 +61,9 @@ CASES: dict[str, Callable[[], None]] = {
     "unknown group key 'max_nrom': did you mean 'max_norm'?": misspelled_key,
     "the checkpoint was saved by another chain": other_chain,
     "it was saved by another kind of optimizer": other_library,
-    "lr: the checkpoint's 0.001 is taken, 0.005 was given": other_lr,
+    "lr: 0.001 from the checkpoint replaces 0.005": other_lr,
     "compile=True needs a C++ compiler": no_compiler,
-    "FullyShardedDataParallel keeps parameters as flat pieces": fsdp1,
+    "FullyShardedDataParallel stores parameters as flat pieces": fsdp1,
 }
 
 

@@ -104,7 +104,7 @@ def test_state_that_was_replaced_since_is_what_it_was() -> None:
     run.train(batches(7, bad=()))
     run.opt.load_state_dict(run.opt.state_dict())
     run.train(batches(7, bad=()))
-    with pytest.warns(UserWarning, match="asked for: the run goes on behind step 40"):
+    with pytest.warns(UserWarning, match="asked for: the run resumes after step 40"):
         recover._go_back("asked for")
     assert differences(before, run.all()) == []
 

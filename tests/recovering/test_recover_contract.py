@@ -75,7 +75,7 @@ def test_skipped_steps_are_bad_steps() -> None:
 def test_a_loss_that_is_no_number_in_a_step_that_happened_goes_back_at_once() -> None:
     quick = Quick(LR(0.1), check=4)
     quick.go(1.0, 1.0, 1.0, 1.0)
-    with pytest.warns(UserWarning, match="no finite number in a step that no guard skipped"):
+    with pytest.warns(UserWarning, match="not finite in a step that no guard skipped"):
         assert quick.go(1.0, math.nan, 1.0, 1.0).to == 4
 
 
@@ -89,7 +89,7 @@ def test_weights_that_are_no_numbers_go_back_at_the_next_look_or_snapshot(
     before = quick.w.clone()
     quick.opt.state[quick.w]["Adam/exp_avg"].fill_(math.inf)
     back = quick.go(loss)
-    assert (back.to, back.why) == (2, "weights or state have numbers that are not finite")
+    assert (back.to, back.why) == (2, "weights or state contain NaN or infinity")
     assert quick.opt.state[quick.w]["Adam/exp_avg"].isfinite().all()
     assert quick.w.ne(before).all()
 
@@ -123,7 +123,9 @@ def test_a_new_snapshot_ends_the_row() -> None:
 
 
 def test_a_run_that_begins_badly_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="before there was a snapshot: the run has to begin"):
+    with pytest.raises(
+        RuntimeError, match="before there was a snapshot: Recover needs a good start"
+    ):
         Quick(LR(0.1)).go(1.0, math.inf)
 
 
@@ -512,12 +514,16 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: Recover(OPT, MODEL, parts=SCHEDULE), TypeError, r"parts=\[schedule\], got CosineA"),
     (lambda: Recover(OPT, MODEL, parts=None), TypeError, r"parts=\[schedule\], got NoneType"),
     (lambda: Recover(OPT, None), TypeError, "the optimizer trains, got NoneType"),
-    (lambda: Recover(OPT, nn.Linear(2, 2)), ValueError, "got one without its parameters"),
+    (lambda: Recover(OPT, nn.Linear(2, 2)), ValueError, "got a model without its parameters"),
     (lambda: Recover(OPT, MODEL).load_state_dict(None), ValueError, "got NoneType"),
     (lambda: Recover(OPT, MODEL).step("x"), TypeError, "loss must be a number, .*, got 'x'"),
-    (lambda: Recover(OPT, MODEL).step(torch.ones(2)), TypeError, r"got one of shape \(2,\)"),
+    (lambda: Recover(OPT, MODEL).step(torch.ones(2)), TypeError, r"got a tensor of shape \(2,\)"),
     (lambda: Recover(OPT, MODEL).step(1j), TypeError, "loss must be a number, .*, got 1j"),
-    (lambda: Recover(OPT, MODEL).load_state_dict({}), ValueError, "what state_dict of a Recover"),
+    (
+        lambda: Recover(OPT, MODEL).load_state_dict({}),
+        ValueError,
+        "needs the state_dict of a Recover,",
+    ),
 ]
 
 
@@ -530,13 +536,13 @@ def test_mistakes_are_sentences(make: Callable[[], Any], kind: type[Exception], 
 def test_a_rate_that_is_not_there_cannot_be_smaller() -> None:
     with pytest.warns(UserWarning, match="no LR"):
         opt = Modular(MODEL.parameters(), Adam())
-    with pytest.raises(ValueError, match="slower needs a rate: put LR at the end"):
+    with pytest.raises(ValueError, match="slower needs a learning rate: put LR at the end"):
         Recover(opt, MODEL, slower=(0.5, 10))
 
 
 def test_a_loader_that_would_go_back_unseen_is_refused() -> None:
     run, loader = Run("adamw"), Loader(batches(20, bad=()))
-    with pytest.raises(RuntimeError, match=r"a Loader, a loader that would go back unseen: write"):
+    with pytest.raises(RuntimeError, match=r"a Loader, which is a data loader, .*: write"):
         run.train(loader, run.recover(loader))
 
 

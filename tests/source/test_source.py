@@ -397,9 +397,7 @@ class Doubtful(WeightEMA):
 
 
 def test_weights_that_are_more_than_a_sum_are_a_source_error() -> None:
-    with pytest.raises(
-        SourceError, match=r"Doubtful cannot .* its weights for evaluation are more"
-    ):
+    with pytest.raises(SourceError, match=r"Doubtful cannot .* its averaged weights are more"):
         Modular([torch.zeros(2)], LR(0.1), Doubtful()).to_source()
 
 
@@ -575,7 +573,7 @@ def test_two_links_that_ask_a_function_of_the_model_are_refused() -> None:
 
 def test_a_mask_that_captures_more_than_plain_values_is_refused() -> None:
     model = network()
-    with pytest.raises(SourceError, match="uses 'model', which is no plain value"):
+    with pytest.raises(SourceError, match="uses 'model', which is not a plain value"):
         Modular(model.parameters(), Masked(Scale(2.0), lambda name, p: p is model)).to_source()
 
 
@@ -588,11 +586,11 @@ def test_a_value_that_the_chain_decides_by_must_stay_of_its_kind() -> None:
     """A branch that was not taken is not in the file; the file says so."""
     opt = written(Modular([torch.zeros(1)], Momentum()).to_source())([torch.zeros(1)])
     opt.param_groups[0]["dampening"] = 0.5
-    with pytest.raises(ValueError, match="write this file anew for another dampening"):
+    with pytest.raises(ValueError, match="write a new file for another dampening"):
         opt.step()
     opt = written(Modular([torch.zeros(1)], ClipNormGrowth()).to_source())([torch.zeros(1)])
     opt.param_groups[0]["add"] = 0.5
-    with pytest.raises(ValueError, match="write this file anew for another add"):
+    with pytest.raises(ValueError, match="write a new file for another add"):
         opt.step()
 
 
@@ -609,7 +607,7 @@ def test_a_value_that_the_chain_decides_by_must_stay_of_its_kind() -> None:
 def test_a_value_that_may_be_none_is_not_given_up_in_a_file(rule: Transform, key: str) -> None:
     opt = written(Modular([torch.zeros(1)], rule, LR(0.1)).to_source())([torch.zeros(1)])
     opt.param_groups[0][key] = None
-    with pytest.raises(ValueError, match=f"write this file anew for another {key}"):
+    with pytest.raises(ValueError, match=f"write a new file for another {key}"):
         opt.step()
 
 
@@ -662,8 +660,8 @@ def test_the_command_line_says_what_it_takes(capsys: Any) -> None:
     from torchzero_clip.__main__ import main
 
     for arguments, words in (
-        (["--source"], "--source takes a name that named(...) knows"),
-        (["--source", "ClipNorm"], "--source takes a name that named(...) knows"),
+        (["--source"], "--source needs a name that named(...) accepts"),
+        (["--source", "ClipNorm"], "--source needs a name that named(...) accepts"),
         (["--source", "muon"], "cannot be written as a file of plain torch"),
     ):
         with pytest.raises(SystemExit) as stop:

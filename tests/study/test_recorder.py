@@ -276,7 +276,7 @@ def test_every_dtype_is_logged_exactly(dtype):
 @pytest.mark.parametrize(
     ("values", "error", "sentence"),
     [
-        ({"step": 3}, ValueError, "log takes no 'step', which the recorder counts itself"),
+        ({"step": 3}, ValueError, "log does not accept 'step', which the recorder counts itself"),
         ({"loss": torch.zeros(2)}, ValueError, r"got loss of shape \(2,\): log its mean, say"),
         ({"loss": "low"}, TypeError, "numbers and tensors of one element, got loss='low'"),
     ],
@@ -542,7 +542,7 @@ def test_a_saved_state_stays_what_it_was():
 
 def test_another_dict_is_not_loaded():
     _, opt = problem(ClipNorm(1.0))
-    with pytest.raises(ValueError, match=r"what state_dict of a Recorder gave, got a dict of \['a"):
+    with pytest.raises(ValueError, match=r"needs the state_dict of a Recorder, got a dict of \['a"):
         Recorder(opt).load_state_dict({"a": 1})
 
 

@@ -61,11 +61,12 @@ def attach(
             f"attach: a {type(optimizer).__name__} is a chain already; put the transforms into it"
         )
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"attach: takes a torch.optim.Optimizer, got {optimizer!r}")
+        raise TypeError(f"attach: optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise TypeError(
-            "attach: SparseAdam takes sparse gradients, which no transform can rewrite: leave it "
-            "as it is, or make the layer with sparse=False and attach to another optimizer"
+            "attach: SparseAdam needs sparse gradients, and no transform can change sparse "
+            "gradients: use SparseAdam without attach, or make the layer with sparse=False and "
+            "attach to another optimizer"
         )
     if "_torchzero_clip" in optimizer.__dict__:
         raise ValueError(
@@ -90,8 +91,8 @@ def attach(
     if in_checkpoint and KEY not in optimizer.state_dict():
         handle.remove()
         raise TypeError(
-            f"attach: {type(optimizer).__name__}.state_dict() has a format of its own, in which "
-            "the state of the transforms has no place: leave in_checkpoint=False, and save "
-            "handle.state_dict() beside it"
+            f"attach: {type(optimizer).__name__}.state_dict() has its own format, which cannot "
+            "store the state of the transforms: keep in_checkpoint=False, and save "
+            "handle.state_dict() next to it"
         )
     return handle

@@ -124,8 +124,8 @@ class Attached(Clipper):
         optimizer = self._optimizer()
         groups = [] if optimizer is None else optimizer.param_groups
         unread = [
-            f"{key} of the optimizer's group {i} is {theirs[key]!r}, and {ours[key]!r} counts: set "
-            f"handle.param_groups[{i}][{key!r}]."
+            f"{key} of the optimizer's group {i} is {theirs[key]!r}, but the transforms use "
+            f"{ours[key]!r}: set handle.param_groups[{i}][{key!r}]."
             for i, (theirs, ours) in enumerate(zip(groups, self.param_groups, strict=False))
             for key in self.keys.defaults.keys() & theirs.keys() - self._foreign
             if theirs[key] != ours[key]
@@ -170,8 +170,8 @@ class Attached(Clipper):
     def _links_after(self) -> AfterStep:
         if self.after is None:
             raise ValueError(
-                "nothing behind this optimizer has weights for evaluation: give one to attach, as "
-                "in attach(optimizer, after=WeightEMA(0.999))"
+                "this handle has no averaged weights: give attach a rule that averages weights, "
+                "for example attach(optimizer, after=WeightEMA(0.999))"
             )
         return self.after
 
@@ -201,8 +201,9 @@ class Attached(Clipper):
         if has_after is (self.after is None):
             there, here = ("", "no ") if has_after else ("no ", "")
             raise ValueError(
-                f"the checkpoint has {there}state of links behind the optimizer, and this handle "
-                f"has {here}such links: attach with after= as it was, or without"
+                f"the checkpoint has {there}state of rules after the optimizer, but this handle "
+                f"has {here}such rules: call attach with the same after= as when the checkpoint "
+                "was saved"
             )
         if self.after is not None:
             state_dict = dict(state_dict)
@@ -223,15 +224,16 @@ class Attached(Clipper):
             return {key: value for key, value in state_dict.items() if key != KEY}
         if self._in_checkpoint:
             warn(
-                f"this checkpoint of {type(optimizer).__name__} has nothing of its transforms, "
-                "which stay as they are: it was saved without attach(..., in_checkpoint=True)",
+                f"this checkpoint of {type(optimizer).__name__} has no state of the transforms, "
+                "so they keep their current state: it was saved without attach(..., "
+                "in_checkpoint=True)",
             )
         return None
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
-            "a handle belongs to its optimizer and is neither copied nor pickled: attach again, "
-            "and load its state_dict"
+            "a handle belongs to its optimizer and cannot be copied or pickled: attach again, "
+            "and load the handle's state_dict"
         )
 
     def _own_keys(self, group: dict[str, Any], names: GroupKeys) -> dict[str, Any]:

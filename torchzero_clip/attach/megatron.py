@@ -76,9 +76,7 @@ def megatron_entry(
     _check_names(names or {}, links, options.get("rounding"))
     state_names = {**_short_names(links), **(names or {})}
     if len(set(state_names.values())) < len(state_names):
-        raise ValueError(
-            f"megatron_entry: names must give each state a name of its own: {state_names}"
-        )
+        raise ValueError(f"megatron_entry: names must give each state its own name: {state_names}")
     metaclass: Any = type(base)
     body = {"names": state_names, "__doc__": base.__doc__}
     optimizer_cls = metaclass(base.__name__, (_InMegatron, base), body)
@@ -86,9 +84,10 @@ def megatron_entry(
     odd = [key for key in odd if state_names.get(key) != "step"]
     if odd:
         warn(
-            f"megatron_entry: {', '.join(odd)} of a parameter has not its shape, and the format "
-            "torch_dist has no place for it: save with --ckpt-format torch, or take rules with "
-            "state like parameters, or of all, as dim='global'"
+            f"megatron_entry: the state {', '.join(odd)} does not have the shape of its "
+            "parameter, so the format torch_dist cannot store it: save with --ckpt-format torch, "
+            "or use rules whose state has the shape of the parameters, or is model-wide, such as "
+            "dim='global'"
         )
     keys = GroupKeys(bind(Chain(*transforms))).defaults
 
@@ -122,7 +121,7 @@ def _check_names(names: Mapping[str, str], links: list[Link], rounding: str | No
     for key in names:
         if key not in known:
             raise ValueError(
-                f"megatron_entry: names has {key!r}, which is no state that this chain keeps of a "
+                f"megatron_entry: names has {key!r}, but this chain keeps no such state per "
                 f"parameter{hint(key, known) or f'; it keeps {known}'}"
             )
 
@@ -148,21 +147,21 @@ def _refuse_parts(links: list[Link], layer_wise: bool, tensor_parallel: int) -> 
         joint = _is_joint(link)
         if tensor_parallel > 1 and joint:
             raise ValueError(
-                f"megatron_entry: {link.path} looks at all parameters, and under tensor "
-                "parallelism Megatron-LM alone knows which parameters are there twice: leave the "
-                "rule out; for one norm of all gradients use its clip_grad"
+                f"megatron_entry: {link.path} needs all parameters, but with tensor parallelism "
+                "only Megatron-LM can tell which parameters are duplicated: leave the rule out; "
+                "for the global norm use Megatron-LM's clip_grad"
             )
         if tensor_parallel > 1 and not is_entrywise(link):
             raise ValueError(
-                f"megatron_entry: {link.path} looks at whole tensors, and under tensor parallelism "
-                "a rank has slices of matrices: leave the rule out, or use rules about entries, "
+                f"megatron_entry: {link.path} needs whole tensors, but with tensor parallelism "
+                "each rank has slices of matrices: leave the rule out, or use elementwise rules, "
                 "such as Adam"
             )
         if layer_wise and (joint or (link.transforms and link.transform.reach == "layer")):
             raise ValueError(
-                f"megatron_entry: {link.path} looks at several parameters, and under a layer-wise "
-                "optimizer Megatron-LM alone knows which parameters other ranks have: leave the "
-                "rule out; for one norm of all gradients use its clip_grad"
+                f"megatron_entry: {link.path} needs several parameters, but with a layer-wise "
+                "optimizer only Megatron-LM can tell which parameters other ranks have: leave "
+                "the rule out; for the global norm use Megatron-LM's clip_grad"
             )
 
 
@@ -220,14 +219,14 @@ class _InMegatron(ChainOptimizer):
             one_norm = joint and scope in ("group", "global") and has_whole_norms(link)
             if not (is_entrywise(link) or one_norm):
                 raise ValueError(
-                    f"{link.path} looks at whole tensors, and {shards}: take "
-                    "use_layer_wise_distributed_optimizer, or rules about entries and one norm of "
-                    "all"
+                    f"{link.path} needs whole tensors, but {shards}: set "
+                    "use_layer_wise_distributed_optimizer, or use elementwise rules and the "
+                    "global norm"
                 )
             if joint and self.process_group is None and _size_of_world() > 1:
                 raise ValueError(
-                    f"{link.path} takes one norm of all, and {shards} that lie on several "
-                    "processes: give process_group=, those that share the parameters"
+                    f"{link.path} computes the global norm, but {shards} on several processes: "
+                    "give process_group=, the processes that share the parameters"
                 )
 
     def _has_pieces(self) -> bool:

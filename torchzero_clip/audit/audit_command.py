@@ -82,6 +82,6 @@ def _make_and_params(name: str, shapes: Sequence[str]) -> tuple[Callable[[Any], 
     if isinstance(returned, tuple) and len(returned) == 2:
         return returned
     raise TypeError(
-        f"{name} takes no argument, so it returns what makes the step and the parameters of a "
-        f"model, as a pair; got {returned!r}"
+        f"{name} takes no argument, so it must return a pair: a function that makes the step, and "
+        f"the parameters of a model; got {returned!r}"
     )

@@ -72,8 +72,8 @@ def audits(
         raise ValueError(f"audit_clip: there is no case {unknown[0]!r}; there are {all_cases}")
     if INSIDE in os.environ:
         raise RuntimeError(
-            "audit_clip was called again by a process of its own, which imports the file of the "
-            "function: put the call below `if __name__ == '__main__':`"
+            "audit_clip was called again in one of its own processes, because each process "
+            "imports the file of the function: put the call below `if __name__ == '__main__':`"
         )
     names = [x if isinstance(x, str) else name_of(x) for x in functions]
     jobs = [

@@ -92,7 +92,7 @@ def _exchanged(file: Path, text: str, ranks: int, rank: int) -> list[str]:
     files = [file.with_suffix(f".{r}") for r in range(ranks)]
     while not all([other.exists() for other in files]):
         if time.monotonic() > end:
-            raise RuntimeError(f"rank {rank} waited in vain for the others")
+            raise RuntimeError(f"rank {rank} timed out while it waited for the other ranks")
         time.sleep(0.002)
     return [other.read_text() for other in files]
 

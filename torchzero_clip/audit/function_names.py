@@ -16,8 +16,8 @@ def name_of(function: Callable[..., Any]) -> str:
     name = getattr(function, "__qualname__", "<")
     if module is None or "<" in name:
         raise TypeError(
-            "audit_clip: its processes import the function by its name, so it must be one at the "
-            f"top of a module, got {function!r}: give it a `def` of its own"
+            "audit_clip: its processes import the function by its name, so the function must be "
+            f"at the top of a module, got {function!r}: define it with `def`"
         )
     if module == "__main__":
         module = inspect.getfile(function)
@@ -28,7 +28,7 @@ def function_named(name: str) -> Callable[..., Any]:
     """Import the function with a name such as "package.module:name" or "file.py:name"."""
     home, _, path = name.rpartition(":")
     if not home or not path:
-        raise ValueError(f"a function is named package.module:name or file.py:name, got {name!r}")
+        raise ValueError(f"name a function as package.module:name or file.py:name, got {name!r}")
     if home.endswith(".py"):
         spec = importlib.util.spec_from_file_location(Path(home).stem, home)
         assert spec is not None
@@ -41,6 +41,6 @@ def function_named(name: str) -> Callable[..., Any]:
     for part in path.split("."):
         value = getattr(value, part)
     if not callable(value):
-        raise TypeError(f"{name} is no function, but {value!r}")
+        raise TypeError(f"{name} must be a function, got {value!r}")
     function: Callable[..., Any] = value
     return function

@@ -207,7 +207,7 @@ class Ledger(TorchDispatchMode):
             self._record("read", name, (args, kwargs))
             self._count_of_reads += 1
         if self._count_of_reads > READS_ALLOWED:
-            raise NeedsValues(f"{_where()[0]} reads number after number: a loop that a value ends?")
+            raise NeedsValues(f"{_where()[0]} reads value after value: does a value end a loop?")
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:

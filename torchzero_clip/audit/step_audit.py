@@ -161,12 +161,12 @@ def audit(make: Callable[[Any], Any], params: Any) -> StepReport:
     if isinstance(make, Optimizer):
         name = type(make).__name__
         raise TypeError(
-            f"audit: takes what makes an optimizer, such as lambda params: {name}(params), got an "
-            f"{name} that is made: its state and its closures hold tensors of their own"
+            "audit: make must be a function that makes an optimizer, such as lambda params: "
+            f"{name}(params), got an {name}: an existing optimizer already has its own tensors"
         )
     params = list(params)
     if not params:
-        raise ValueError("audit: there are no parameters to make twins of")
+        raise ValueError("audit: there are no parameters to copy")
     lines_on_gpu = on_gpu(make, params) if torch.cuda.is_available() else None
     baseline = replace(trial(by_hand, params), name=BASELINE)
     report = trial(make, params)
@@ -230,8 +230,8 @@ def trial(make: Callable[[Any], Any], params: Sequence[Any]) -> StepReport:
     last = ledgers[-1]
     if not last.requests:
         raise RuntimeError(
-            "audit: the step asked nothing of the device: `make` has to take the parameters that "
-            "it is given, not those of a model that is there already"
+            "audit: the step ran nothing on the device: `make` must use the parameters that it "
+            "receives, not the parameters of an existing model"
         )
     findings = waits(last)
     if not ended:
@@ -270,12 +270,14 @@ def _ledgers_of(step: Callable[[], Any], params: Sequence[Any]) -> tuple[list[Le
 def _step_of(stepper: Any) -> Callable[[], Any]:
     """Return the function that does a step of an optimizer, a clipper, or a function itself."""
     if isinstance(stepper, Attached):
-        raise TypeError("audit: `make` returns the optimizer with a handle, not the handle")
+        raise TypeError(
+            "audit: `make` must return the optimizer that has the handle, not the handle"
+        )
     step: Callable[[], Any] = getattr(stepper, "step", stepper)
     if callable(step):
         return step
     raise TypeError(
-        f"audit: `make` returns an optimizer or a function that does a step, got {stepper!r}"
+        f"audit: `make` must return an optimizer or a function that does a step, got {stepper!r}"
     )
 
 

@@ -124,8 +124,8 @@ def read(cls: type, name: str, hint: Any) -> tuple[bool, Allowed | None]:
     unread = isinstance(hint, str) and NAMES.search(hint)
     if unread or (live and any([hasattr(x, "__forward_arg__") for x in inside])):
         raise TypeError(
-            f"{field}, {hint}, cannot be evaluated, so that its bounds would not be checked: "
-            "have all that it names at the top of the module, and not under TYPE_CHECKING alone"
+            f"{field}, {hint}, cannot be evaluated, so its bounds cannot be checked: import or "
+            "define all its names at the top of the module, not only under TYPE_CHECKING"
         )
     if not live and any([x is MARK for x in inside]):
         raise TypeError(
@@ -135,8 +135,9 @@ def read(cls: type, name: str, hint: Any) -> tuple[bool, Allowed | None]:
     kind = kind_of(hint)
     if kind is None and any([isinstance(x, Within) for x in inside]):
         raise TypeError(
-            f"{field}, {hint}, has bounds where none are checked: give them to a number, which may "
-            "be None, or the same to each entry of a tuple, as in tuple[Share, Share]"
+            f"{field}, {hint}, has bounds that would not be checked: give bounds to a number, to "
+            "a number or None, or the same bounds to each entry of a tuple, such as tuple[Share, "
+            "Share]"
         )
     return live, kind
 

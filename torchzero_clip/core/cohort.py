@@ -126,9 +126,9 @@ class Cohort:
         triples = zip(self.places, self.originals, row, strict=True)
         place, p, t = next((place, p, t) for place, p, t in triples if p.shape != t.shape)
         raise ValueError(
-            f"{label(self.index, group, place)} has shape {tuple(p.shape)} now, and state "
-            f"{key!r} of shape {tuple(t.shape)}: when you change the shape of a parameter, "
-            "delete optimizer.state[p], or make a new optimizer"
+            f"{label(self.index, group, place)} has shape {tuple(p.shape)} now, but its state "
+            f"{key!r} has shape {tuple(t.shape)}: if you change the shape of a parameter, delete "
+            "optimizer.state[p], or make a new optimizer"
         )
 
     def kinds(self, link: str, names: Callable[[Tensor], dict[str, bool]]) -> list[StateNames]:
@@ -273,8 +273,8 @@ def _check_grads(
         i = sparse[0]
         raise TypeError(
             f"sparse gradients are not supported, got one of shape {tuple(params[i].shape)} for "
-            f"{label(index, group, i)}: make the layer with sparse=False, or give it an optimizer "
-            "of its own without transforms, such as torch.optim.SparseAdam"
+            f"{label(index, group, i)}: make the layer with sparse=False, or give it a separate "
+            "optimizer without transforms, such as torch.optim.SparseAdam"
         )
     if not same_shapes([grads[i] for i in with_grad], [params[i] for i in with_grad]):
         i = next(i for i in with_grad if grads[i].shape != params[i].shape)

@@ -33,7 +33,9 @@ def to_config(value: Any) -> Any:
         return {"function": _address(value)}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"a config holds numbers, text, functions and transforms, got {value!r}")
+    raise TypeError(
+        f"a config may contain only numbers, text, functions and transforms, got {value!r}"
+    )
 
 
 def _config_of(description: Description) -> Any:
@@ -70,8 +72,8 @@ def from_config(config: Any) -> Any:
         rest = {name: arg for name, arg in config.items() if name not in ("type", "links")}
         return make(config["type"], rest, config.get("links", ()))
     raise TypeError(
-        "a config is a name, a (name, arguments) pair, a dict with 'type', or a list of those, got "
-        f"{config!r}"
+        "a config must be a name, a (name, arguments) pair, a dict with 'type', or a list of "
+        f"these, got {config!r}"
     )
 
 

@@ -269,7 +269,7 @@ def no_argument(init: Callable[..., Any], name: str, open_fields: tuple[str, ...
     """Return the error message for a name that a constructor does not accept."""
     known = _arguments(init)
     if name in open_fields:
-        return f"there is no argument {name!r}, which its class may declare; it takes {known}"
+        return f"there is no argument {name!r}, but its class may declare it; it takes {known}"
     if near := hint(name, known):
         return f"there is no argument {name!r}{near}"
     if name in ("lr", "learning_rate", "weight_decay"):

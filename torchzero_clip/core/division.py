@@ -135,7 +135,7 @@ class Division:
         names = [name for cohort in self.cohorts for name in cohort.names]
         if None in names:
             raise ValueError(
-                f"{self.name}: dim='layer' needs to know the names of the parameters: pass "
+                f"{self.name}: dim='layer' needs the names of the parameters: pass "
                 "model.named_parameters() to the optimizer"
             )
         layers = [layer_of(name) for name in names if name is not None]

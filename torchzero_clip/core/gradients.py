@@ -32,8 +32,8 @@ class GradPlace:
     def __init__(self, given: Where = "grad") -> None:
         if not (callable(given) or (isinstance(given, str) and given.isidentifier())):
             raise TypeError(
-                "grad must be the name of an attribute of parameters, as 'main_grad', or a "
-                f"function that gives the gradient of one, got {given!r}"
+                "grad must be the name of an attribute of parameters, such as 'main_grad', or a "
+                f"function that returns the gradient of a parameter, got {given!r}"
             )
         self.given = given
         self.usual = given == "grad"
@@ -57,8 +57,8 @@ class GradPlace:
             setattr(p, self.given, grad)
         else:
             raise RuntimeError(
-                f"{self.given!r} gives a gradient whose memory a rule cannot write: give one whose "
-                "entries lie apart, in memory that is not the parameter's"
+                f"{self.given!r} returned a gradient that a rule cannot change in place: return a "
+                "gradient that has its own memory, and whose elements do not overlap"
             )
 
     def drop(self, p: Tensor) -> None:

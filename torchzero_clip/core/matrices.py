@@ -214,8 +214,8 @@ class Matrices:
                     owners.append(owner)
                 elif t is not None and t.shape != form.shape:
                     raise ValueError(
-                        f"{form.key!r} has shape {tuple(t.shape)}, and the matrix asks for "
-                        f"{tuple(form.shape)}: delete optimizer.state[p] to begin anew"
+                        f"{form.key!r} has shape {tuple(t.shape)}, but the matrix needs "
+                        f"{tuple(form.shape)}: delete optimizer.state[p] to restart its state"
                     )
                 elif owner is None or owner_of(t) is not None:
                     state[form.key] = t
@@ -312,8 +312,8 @@ def _form(bucket: Bucket, p: Tensor, rows: list[int], b: int) -> dict[str, State
     for name, t in state.items():
         if not t.dim():
             raise ValueError(
-                f"{path}: init_matrix makes a number for {name!r}: give it the shape "
-                "(1,), since state of an owner is kept in parts"
+                f"{path}: init_matrix returns a 0-dim tensor for {name!r}: give it the shape "
+                "(1,), because each rank stores a part of the state"
             )
         dtype = statistic_dtype(p) if t.is_floating_point() else t.dtype
         forms[name] = StateForm(matrix_key(path, name, b), t.shape, dtype, p.device)

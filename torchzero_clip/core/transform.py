@@ -242,8 +242,8 @@ class Transform(Description):
     def check(self) -> None:
         if self.state_dtype == "bfloat16" and averages(self):
             raise ValueError(
-                f"{type(self).__name__}: state_dtype must be 'float32' or None, since weights for "
-                "evaluation are made of its state, got 'bfloat16'"
+                f"{type(self).__name__}: state_dtype must be 'float32' or None, because averaged "
+                "weights are computed from its state, got 'bfloat16'"
             )
         if self.name is not None and (not isinstance(self.name, str) or "/" in self.name):
             raise ValueError(
@@ -401,8 +401,8 @@ class TensorwiseTransform(Transform):
         super().check()
         if self.keeps_matrices and type(self).init is not Transform.init:
             raise TypeError(
-                f"{type(self).__name__} has both init and init_matrix: the owner of a matrix sees "
-                "all its state in one place, so make what init makes in init_matrix"
+                f"{type(self).__name__} has both init and init_matrix: the owner of a matrix "
+                "stores all its state together, so make all state in init_matrix"
             )
 
     def rule(self, bucket: Bucket) -> Rule:

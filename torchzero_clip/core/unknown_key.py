@@ -59,5 +59,5 @@ def _advice(rule: Any, key: str, known: Collection[str]) -> str:
     if near := hint(key, known):
         return near
     if class_with(key) != "a link":
-        return f": to read it of another link, write reads = ({key!r},) in the class"
+        return f": to read it from another link, write reads = ({key!r},) in the class"
     return ""

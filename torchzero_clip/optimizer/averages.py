@@ -22,7 +22,7 @@ SHOWN = "averaged/shown"
 TRAINING = "averaged/training"
 """A key in the state of a parameter for its training weights between eval() and train()."""
 NONE = (
-    "no link of this chain has weights for evaluation: put one behind LR, as WeightEMA(0.999) or "
+    "no rule of this chain has averaged weights: put one after LR, such as WeightEMA(0.999) or "
     "ScheduleFree()"
 )
 
@@ -47,8 +47,8 @@ def check_order(links: Sequence[Link], seen: Link | None = None) -> Link | None:
         else:
             if seen is not None and (tfm.drops or tfm.leaves != "gradient"):
                 raise ValueError(
-                    f"{seen.path} must see the step that is subtracted, and {link.path} behind it "
-                    f"changes it: put {seen.path} behind {link.path}"
+                    f"{seen.path} needs the step that is subtracted, but {link.path} after it "
+                    f"changes this step: put {seen.path} after {link.path}"
                 )
             seen = link if averages(tfm) else seen
     return seen
@@ -217,10 +217,9 @@ def warn_of_gathered(method: str, optimizer: Any, model: Module | None) -> None:
     layouts = [layout for p in params_of(optimizer) if (layout := layout_of(p)) is not None]
     if model is None and any([layout.split for layout in layouts]) and _uses_fsdp2():
         warn(
-            f"{method}: FSDP2 keeps the weights that it gathers of its root module in an "
-            "evaluation, so the next training step would run with the averaged weights: give the "
-            f"model, as in {method.removesuffix(')')}model=model), or call model.reshard() before "
-            "and after"
+            f"{method}: FSDP2 keeps the gathered weights of its root module after an evaluation, "
+            "so the next training step would run with the averaged weights: give the model, as "
+            f"in {method.removesuffix(')')}model=model), or call model.reshard() before and after"
         )
 
 
@@ -291,13 +290,13 @@ def refuse(optimizer: Any, method: str, shown: bool = False) -> None:
     """
     if optimizer._inside:
         raise RuntimeError(
-            f"{method} inside averaged(): the parameters are the weights for evaluation there, and "
-            "the training weights come back at its end: leave it first"
+            f"{method} inside averaged(): the parameters are the averaged weights there, and the "
+            "training weights return at its end: leave averaged() first"
         )
     if shown and any([SHOWN in group.get("chain", ()) for group in optimizer.param_groups]):
         raise RuntimeError(
-            f"{method} after eval(): the parameters are the weights for evaluation: call train() "
-            "first, which puts the training weights back"
+            f"{method} after eval(): the parameters are the averaged weights: call train() first, "
+            "which restores the training weights"
         )
 
 

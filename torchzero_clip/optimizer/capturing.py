@@ -31,12 +31,12 @@ def captured(opt: M) -> M:
         ...     return captured(Modular(model.parameters(), *links, compile=True))
     """
     if not isinstance(opt, Modular):
-        raise TypeError(f"captured takes a Modular, got {type(opt).__name__}")
+        raise TypeError(f"captured needs a Modular, got {type(opt).__name__}")
     params = params_of(opt)
     if opt.process_group is not None or any(map(is_sharded, params)):
         raise ValueError(
-            "captured: steps of sharded parameters, and of stages with a process_group, wait for "
-            "other ranks, which no graph of one GPU does: leave captured out, they are replayed"
+            "captured: steps with sharded parameters or a process_group wait for other ranks, "
+            "which a graph of one GPU cannot do: leave captured out; these steps are replayed"
         )
     opt.engine.capture({p.device for p in params})
     return opt

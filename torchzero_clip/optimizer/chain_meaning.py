@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 CLIPPED_NORM_ERROR = 3e-6
 """The largest relative distance of a norm from its limit after torch's clipping."""
 SET_ELSEWHERE = {
-    "lr": "the learning rate is that of the optimizer that steps next",
+    "lr": "the optimizer that steps next has the learning rate",
     "weight_decay": "give weight_decay to the optimizer that steps next",
 }
 
@@ -101,7 +101,7 @@ def refuse_step(owner: str, links: Sequence[Link]) -> None:
         live = getattr(link.transform, "live", ())
         if link.transform.place in ("step", "end") or "lr" in live:
             reasons = [words for key, words in SET_ELSEWHERE.items() if key in live]
-            belongs = "it belongs behind LR in the chain of a Modular"
+            belongs = "put it after LR in the chain of a Modular"
             _refuse(owner, link, "; ".join(reasons) or belongs)
     for last in links[-1:]:
         factor = getattr(last.transform, "factor", 1.0)
@@ -110,7 +110,10 @@ def refuse_step(owner: str, links: Sequence[Link]) -> None:
 
 
 def _refuse(owner: str, link: Link, reason: str) -> NoReturn:
-    raise ValueError(f"{owner}: no step is made here, so {link.transform!r} has no place: {reason}")
+    raise ValueError(
+        f"{owner}: {link.transform!r} cannot be used here, because another optimizer makes the "
+        f"step: {reason}"
+    )
 
 
 def _looks_like_a_rate(factor: Any) -> bool:
@@ -127,7 +130,7 @@ def sentences(optimizer: ChainRunner) -> Iterator[str]:
     yield from _empty_masks(optimizer)
     yield from norm_groups.sentences(optimizer.param_groups)
     for key in optimizer.keys.defaults.keys() & vars(optimizer).keys():
-        yield f"the attribute {key} is read by nothing: set param_groups[i][{key!r}]"
+        yield f"nothing reads the attribute {key}: set param_groups[i][{key!r}]"
     yield from _unusual_params(optimizer)
     if not optimizer._moves_params:
         for link in [link for link in optimizer.links if link.transform.leaves == "ones"]:
@@ -158,7 +161,10 @@ def _unusual_params(optimizer: ChainRunner) -> Iterator[str]:
         yield "none of the parameters requires a gradient, so none will move"
     frozen = sum([place.of(p) is not None and not p.requires_grad for p in params])
     if frozen:
-        yield f"{frozen} parameters that require no gradient have one and go on: set it to None"
+        yield (
+            f"{frozen} parameters with requires_grad=False still have a gradient, so they move: "
+            "set it to None"
+        )
 
 
 def named_params(optimizer: ChainRunner) -> Iterator[tuple[str, Tensor]]:
@@ -178,10 +184,13 @@ def _norms(
     sizes = [[p.numel() for p in group["params"]] for group in groups]
     count = sum(map(len, sizes))
     if rule.scope is None and count > 1:
-        yield f'{link.path}: {count} norms, one a tensor: torch\'s clip has one (dim="global")'
+        yield (
+            f"{link.path}: {count} norms, one per tensor; torch's clipping uses one norm "
+            '(dim="global")'
+        )
     elif not isinstance(rule.scope, (str, type(None))):
-        slices = f"{link.path}: dim={rule.dim} takes one norm a slice, dim=None one a tensor"
-        yield f'{slices}, and torch\'s clip one of all (dim="global")'
+        slices = f"{link.path}: dim={rule.dim} uses one norm per slice, dim=None one per tensor"
+        yield f'{slices}, and torch\'s clipping one norm for all (dim="global")'
     if unit_entries is None or rule.scope not in (None, "global", "group"):
         return
     if rule.scope == "global":
@@ -193,8 +202,8 @@ def _norms(
     for group, n in zip(groups, largest, strict=True):
         limit = group[key]
         if limit is not None and limit < math.sqrt(n):
-            sees = f"sees norms near √n, here {math.sqrt(n):,.4g}, and cuts every step"
-            at = f"{link.path} at {float(limit)} behind {unit_entries.path}"
+            sees = f"receives norms near √n, here {math.sqrt(n):,.4g}, and clips every step"
+            at = f"{link.path} at {float(limit)} after {unit_entries.path}"
             yield f"{at} {sees}: ClipRMS does not depend on n"
             return
 
@@ -212,4 +221,7 @@ def _clipped_before(optimizer: ChainRunner, rules: Sequence[Link]) -> Iterator[s
         limit = float(f"{total:.2g}") if math.isfinite(total) else 0.0
         if limit and abs(total - limit) <= CLIPPED_NORM_ERROR * limit:
             was = f"the norm of all gradients was {limit} in the last step"
-            yield f"{was}: another clip stands in front, such as the framework's own, at its limit"
+            yield (
+                f"{was}: another clipping with this limit comes before it, such as the "
+                "framework's own"
+            )

@@ -215,7 +215,9 @@ class ChainRunner(Optimizer):
         """
         self._reported["loss"] = one_number(loss)
         if self._reported["loss"] is None:
-            raise TypeError(f"report: loss must be a number or a tensor of one, got {got(loss)}")
+            raise TypeError(
+                f"report: loss must be a number or a tensor with one element, got {got(loss)}"
+            )
 
     # ------------------------------------------------------------------ reports
 
@@ -345,7 +347,7 @@ class ChainRunner(Optimizer):
         averages.refuse(self, "a copy")
         if self.process_group is not None:
             raise TypeError(
-                f"a {type(self).__name__} with a process_group is neither copied nor pickled: make "
+                f"a {type(self).__name__} with a process_group cannot be copied or pickled: make "
                 "another with the same chain, and load its state_dict"
             )
         options = {name: getattr(self, name) for name in self._options}

@@ -77,13 +77,14 @@ class Checkpoint:
             if not isinstance(shared, dict):
                 raise ValueError(
                     f"group {g} of the checkpoint has no 'chain': it was saved by another kind of "
-                    'optimizer; take_over(optimizer, state_dict, link="Adam") takes the state that '
-                    "the link of this name can go on with"
+                    'optimizer; take_over(optimizer, state_dict, link="Adam") loads the state '
+                    "that the rule with this name can use"
                 )
             if marks(shared)[:1] != own_marks[:1]:
                 raise ValueError(
                     f"the checkpoint was saved by another chain, with {self._contents(group)}; "
-                    f"this one is {chain}; take_over(optimizer, state_dict) takes what both have"
+                    f"this one is {chain}; take_over(optimizer, state_dict) loads the state that "
+                    "both have"
                 )
             try:
                 self.keys.tidy(dict(group), later=True)
@@ -94,7 +95,8 @@ class Checkpoint:
         if any([marks(group["chain"]) != own_marks for group in self.groups]):
             warn(
                 f"the checkpoint was saved by a chain with other fixed arguments than {chain}, "
-                "which goes on with its own: make the chain as it was if that is not meant",
+                "which keeps its own arguments: if you did not intend this, make the chain as it "
+                "was saved",
             )
 
     def _check_state(self, g: int, group: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
@@ -140,7 +142,7 @@ class Checkpoint:
             elif here in KEPT:
                 effect = f": {KEPT[here].begins}"
             warn(
-                f"the checkpoint was saved with rounding={saved!r}, the parameters here have "
+                f"the checkpoint was saved with rounding={saved!r}, but the parameters here have "
                 f"rounding={here!r}{effect}",
             )
 
@@ -197,8 +199,8 @@ class Checkpoint:
         if broken:
             more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
             raise ValueError(
-                f"the checkpoint has NaN in {broken[0]}{more}: a run that goes on from it gives "
-                "NaN, so load an earlier one; to load it all the same, put numbers in their place "
+                f"the checkpoint has NaN in {broken[0]}{more}, so a run that resumes from it "
+                "gives NaN: load an earlier checkpoint; to load this one anyway, replace NaN "
                 "first, for example with torch.nan_to_num_"
             )
 
@@ -209,8 +211,8 @@ def check_form(state_dict: Any, param_groups: Groups) -> None:
     if not is_mapping or not {"state", "param_groups"} <= state_dict.keys():
         got = sorted(map(str, state_dict)) if is_mapping else type(state_dict).__name__
         raise ValueError(
-            "a checkpoint is what state_dict() gave, a dict of 'state' and 'param_groups', got "
-            f"{got}"
+            "a checkpoint must be the result of state_dict(), a dict of 'state' and "
+            f"'param_groups', got {got}"
         )
     state = state_dict["state"]
     groups = state_dict["param_groups"]
@@ -238,8 +240,7 @@ def check_form(state_dict: Any, param_groups: Groups) -> None:
         unknown = {key for key in unknown if not isinstance(key, str)}  # a wrapper may have names
     if unknown:
         raise ValueError(
-            f"the checkpoint has state of {sorted(map(str, unknown))}, which are no parameters of "
-            "its groups"
+            f"the checkpoint has state of {sorted(map(str, unknown))}, which are not in its groups"
         )
     for index in indexes:
         _check_kind(f"the state of parameter {index}", state.get(index, {}), Mapping, "a dict")
@@ -251,8 +252,8 @@ def _check_order(g: int, saved: Any, here: Any) -> None:
         i = next(i for i, pair in enumerate(zip(saved, here, strict=True)) if pair[0] != pair[1])
         raise ValueError(
             f"group {g} of the checkpoint has {saved[i]!r} as parameter {i}, here it is "
-            f"{here[i]!r}: state goes by place, so give the parameters in the order in which they "
-            "were saved"
+            f"{here[i]!r}: state is loaded by position, so give the parameters in the order in "
+            "which they were saved"
         )
 
 

@@ -150,8 +150,8 @@ def _misplaced_decay(link: Link, before: Before) -> Iterator[Remark]:
         if share >= DECAY_PER_STEP:
             remedy = f"put it before {rate.path}; only a decay below {DECAY_PER_STEP} belongs there"
         yield Remark(
-            f"{link.path} comes after {rate.path}, which does not scale it, and takes {share} of "
-            "each weight in every step",
+            f"{link.path} comes after {rate.path}, which does not scale it, and removes {share} "
+            "of each weight in every step",
             remedy,
         )
     elif direction is not None and _scales_its_decay(direction.transform):
@@ -235,8 +235,8 @@ def _clips_without_effect(optimizer: ChainRunner) -> Iterator[Remark]:
     links = list(_links_in_order(optimizer.links))
     for clip, limit, bound in idle_clips(links, optimizer.param_groups):
         yield Remark(
-            f"{clip.path} at {limit:g} never clips: {bound.link.path} before it leaves "
-            f"{bound.noun} of at most {bound.limit:g}",
+            f"{clip.path} at {limit:g} never clips: after {bound.link.path}, {bound.noun} are at "
+            f"most {bound.limit:g}",
             f"leave one of the two out, or put {clip.path} first" if bound.exact else "",
         )
 
@@ -269,9 +269,9 @@ def _unknown_blocks(optimizer: ChainRunner) -> Iterator[Remark]:
             if any([by_name({key: 0}, name) for name in names]):
                 continue
             near = nearest(key, [part for name in names for part in name.split(".")])
-            remedy = "give a part of one" if names else "pass model.named_parameters()"
+            remedy = "give a part of a name" if names else "pass model.named_parameters()"
             yield Remark(
-                f"{link.path}: blocks has {key!r}, which is in the name of no parameter",
+                f"{link.path}: blocks has {key!r}, but no parameter has this in its name",
                 f"did you mean {near!r}?" if near else remedy,
             )
 

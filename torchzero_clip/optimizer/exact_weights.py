@@ -59,7 +59,7 @@ def _check_fit(model: Module, state: Any) -> None:
         unknown = sorted(map(str, state.keys() - own.keys()))
         raise ValueError(
             "load_exact: the state dict must have the keys of the model: it lacks "
-            f"{missing or 'none'}, and has {unknown or 'none'} besides"
+            f"{missing or 'none'}, and also has {unknown or 'none'}"
         )
     for key, t in own.items():
         value = state[key]
@@ -69,7 +69,7 @@ def _check_fit(model: Module, state: Any) -> None:
             raise TypeError(f"load_exact: {key!r} must be a tensor, got {type(value).__name__}")
         if value.shape != t.shape:
             raise ValueError(
-                f"load_exact: {key!r} has shape {tuple(value.shape)}, and {tuple(t.shape)} in the "
+                f"load_exact: {key!r} has shape {tuple(value.shape)}, but {tuple(t.shape)} in the "
                 "model"
             )
         if layout_of(value) != layout_of(t):
@@ -84,6 +84,6 @@ def _check(owner: str, optimizer: Any) -> None:
     refuse(optimizer, f"{owner}()", shown=True)
     if optimizer.rounding != "exact":
         raise ValueError(
-            f"{owner}: the optimizer was made with rounding={optimizer.rounding!r}, and keeps no "
-            "float32 weights behind the parameters: give rounding='exact'"
+            f"{owner}: the optimizer was made with rounding={optimizer.rounding!r}, so it keeps "
+            "no float32 weights: use rounding='exact'"
         )

@@ -181,7 +181,7 @@ class GroupKeys:
         for link in guards:
             if link not in tops[: len(guards)]:
                 raise ValueError(
-                    f"{link.path} must come first in the chain, before anything has seen the "
+                    f"{link.path} must come first in the chain, before any rule that uses the "
                     f"gradients; the links are {[top.path for top in tops]}"
                 )
         unread: list[tuple[str, str]] = []
@@ -189,11 +189,10 @@ class GroupKeys:
         if unread:
             clip, producer = unread[0]
             raise ValueError(
-                f'{clip} has target="grad" but comes after {producer}, which has made an '
-                "update already, and no later link reads the gradient, so it would change nothing: "
-                f'move it to the front, give {producer} target="grad" too, or use '
-                'target="update" (a class that reads group["grads"] says so with '
-                'reads = ("grads",))'
+                f'{clip} has target="grad" but comes after {producer}, which already makes an '
+                f"update, and no later link reads the gradient, so {clip} would change nothing: "
+                f'move it to the front, give {producer} target="grad" too, or use target="update" '
+                '(a class that reads group["grads"] sets reads = ("grads",))'
             )
 
 
@@ -205,19 +204,19 @@ def refuse_arguments(owner: str, unknown: Mapping[str, Any], init: Any) -> None:
             raise TypeError(f"{owner}: {no_argument(init, name)}")
         link = link.replace("(...)", f"({name}={value!r})")
         raise TypeError(
-            f"{owner}: there is no argument {name!r}: put {link} into the chain; "
-            f"where a framework passes {name}=, give it a class that optimizer_class(...) makes"
+            f"{owner}: there is no argument {name!r}: put {link} into the chain; if a framework "
+            f"passes {name}=, give it a class that optimizer_class(...) makes"
         )
 
 
 def refuse_no_params(owner: str, params: Any) -> None:
     """Raise an error for a module or a transform in the place of the parameters."""
     if isinstance(params, torch.nn.Module):
-        raise TypeError(f"{owner} takes parameters, got a module: pass model.parameters()")
+        raise TypeError(f"{owner} needs parameters, got a module: pass model.parameters()")
     if isinstance(params, Transform):
         raise TypeError(
-            f"{owner} takes the parameters first, got {params!r}: pass model.parameters(), and the "
-            "chain after it"
+            f"{owner} needs the parameters first, got {params!r}: pass model.parameters(), and "
+            "the chain after it"
         )
 
 
@@ -310,6 +309,6 @@ def refuse_nameless(links: Sequence[Link], group: Mapping[str, Any]) -> None:
     for link in links:
         if getattr(link.transform, "scope", None) == "layer" and "param_names" not in group:
             raise ValueError(
-                f"{link.path}: dim='layer' needs to know the names of the parameters: pass "
+                f"{link.path}: dim='layer' needs the names of the parameters: pass "
                 "model.named_parameters() instead of model.parameters()"
             )

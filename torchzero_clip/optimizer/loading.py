@@ -62,7 +62,7 @@ def keep_own_values(
         key = keys.aliases.get(name, name)
         if key not in keys.defaults:
             raise ValueError(
-                f"load_state_dict: keep takes names of live values, {[*keys.defaults]}, "
+                f"load_state_dict: keep must have names of hyperparameters, {[*keys.defaults]}, "
                 f"got {name!r}"
             )
         spellings = {key, *[long for long, short in keys.aliases.items() if short == key]}
@@ -93,12 +93,12 @@ def warn_of_values(
             if not _is_same_setting(key, loaded, here):
                 new = _readable(loaded[key])
                 old = _readable(here[key])
-                change = f"{key}: the checkpoint's {new} is taken, {old} was given"
+                change = f"{key}: {new} from the checkpoint replaces {old}"
                 changes[key] = f"group {g}: {change}" if g else change
     names = [key for key in keys.defaults if key in changes]
     if names:
         warn(
-            f"{'; '.join([changes[key] for key in names])}. To take what was given: "
+            f"{'; '.join([changes[key] for key in names])}. To keep the values from before: "
             f"load_state_dict(state_dict, keep={tuple(names)})",
         )
 

@@ -20,14 +20,11 @@ def check(group: Mapping[str, Any]) -> None:
     clip = group.get("clip", True)
     named = group.get("norm_group")
     if not isinstance(clip, bool):
-        raise TypeError(
-            f"the group key 'clip' says whether norm rules look at the group, True or False, got "
-            f"{clip!r}"
-        )
+        raise TypeError(f"the group key 'clip' must be True or False, got {clip!r}")
     if named is not None and not _is_name(named):
         raise TypeError(
-            "the group key 'norm_group' is the name of those with which the group shares one norm, "
-            f"as 'head', without / and @, got {named!r}"
+            "the group key 'norm_group' must be a name without / and @, such as 'head', got "
+            f"{named!r}"
         )
 
 
@@ -39,13 +36,13 @@ def check_tags(g: int, group: Mapping[str, Any], process_group: Any) -> None:
             continue
         if not _is_name(tag):
             raise TypeError(
-                f"{label(g, group, place)}: its attribute {TAG} must be the name of the parameters "
-                f"with which it shares one norm, such as 'head', without / and @, got {tag!r}"
+                f"{label(g, group, place)}: its attribute {TAG} must be a name without / and @, "
+                f"such as 'head', got {tag!r}"
             )
         if process_group is not None:
             raise ValueError(
-                f"{TAG} of a parameter says nothing to other stages: with process_group= give such "
-                "parameters a group with norm_group=, and every stage the same groups"
+                f"other stages cannot read {TAG} of a parameter: with process_group=, put such "
+                "parameters into a group with norm_group=, and give every stage the same groups"
             )
 
 
@@ -69,4 +66,4 @@ def sentences(groups: Any) -> Iterator[str]:
         elif group.get("norm_group") or tags:
             names = ", ".join(map(repr, tags or [group["norm_group"]]))
             has = f"some of group {g} have" if tags else f"group {g} has"
-            yield f"{has} a norm apart, {names}, where a rule takes one of all"
+            yield f"{has} a separate norm, {names}, if a rule uses the global norm"

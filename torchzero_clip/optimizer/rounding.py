@@ -30,7 +30,7 @@ def check_options(
             raise ValueError(f"{owner}: {name} must be one of {choices}, got {value!r}")
     process_group_class = getattr(torch.distributed, "ProcessGroup", object)
     if group is not None and not isinstance(group, process_group_class):
-        expected = f"a ProcessGroup, as mesh.get_group() is, or None, got {group!r}"
+        expected = f"a ProcessGroup, such as mesh.get_group(), or None, got {group!r}"
         raise TypeError(f"{owner}: process_group must be {expected}")
     for name, value in (("fused", fused), ("compile", compile)):
         if not isinstance(value, bool):
@@ -41,8 +41,8 @@ def refuse_float16(owner: str, rounding: str, group: Mapping[str, Any]) -> None:
     """Raise an error if rounding="exact" has to handle parameters in float16."""
     if rounding == "exact" and any([p.dtype == torch.float16 for p in group["params"]]):
         raise ValueError(
-            f"{owner}: rounding='exact' keeps the lower half of float32 beside bfloat16, and "
-            "float16 is no half of it: take rounding='kahan', or parameters in bfloat16"
+            f"{owner}: rounding='exact' needs bfloat16, which is the upper half of float32; "
+            "float16 is not: use rounding='kahan', or parameters in bfloat16"
         )
 
 
@@ -92,7 +92,8 @@ def tensors_of(owner: str, model: Module, trained: Container[Tensor]) -> dict[st
     tensors = {k: t for k, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
     if not any([t in trained for t in tensors.values()]):
         raise ValueError(
-            f"{owner}: takes the model that this optimizer trains, got one without its parameters"
+            f"{owner}: model must be the model that this optimizer trains, got a model without "
+            "its parameters"
         )
     return tensors
 

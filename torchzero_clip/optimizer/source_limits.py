@@ -14,9 +14,9 @@ def why_not_written(optimizer: ChainRunner) -> str | None:
     """Return why no file can express the options of an optimizer, or None if a file can."""
     plain = "in a file of plain torch, which"
     if optimizer.rounding != "nearest":
-        return f"rounding={optimizer.rounding!r} has no words {plain} rounds to the nearest"
+        return f"rounding={optimizer.rounding!r} cannot be written {plain} rounds to nearest"
     if not optimizer.place.usual:
-        return f"grad={optimizer.grad!r} has no words {plain} reads .grad"
+        return f"grad={optimizer.grad!r} cannot be written {plain} reads .grad"
     for sentence in norm_groups.sentences(optimizer.param_groups):
-        return f"{sentence}, for which there are no words {plain} takes all groups alike"
+        return f"{sentence}; this cannot be written {plain} treats all groups alike"
     return None

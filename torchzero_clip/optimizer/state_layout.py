@@ -56,7 +56,7 @@ class Entry(NamedTuple):
         if not isinstance(value, Tensor):
             if example.dim() or not _is_number(value):
                 raise ValueError(
-                    f"the checkpoint has {value!r} where {here} is a tensor of shape "
+                    f"the checkpoint has {value!r} for {here}, here it is a tensor of shape "
                     f"{tuple(example.shape)}"
                 )
         elif value.shape != example.shape:
@@ -115,9 +115,9 @@ class StateLayout:
                     fixed = isinstance(value, Tensor) and entry.kinds is not STATISTICS
                     if fixed and value.dtype != entry.example.dtype:
                         raise TypeError(
-                            f"parameter {i} of group {g} is {p.dtype} now, and its state {key!r} "
-                            f"still {value.dtype}: convert a model before its optimizer is made, "
-                            "or let the state begin anew with optimizer.state.clear()"
+                            f"parameter {i} of group {g} is {p.dtype} now, but its state {key!r} "
+                            f"is still {value.dtype}: convert a model before you make its "
+                            "optimizer, or restart the state with optimizer.state.clear()"
                         )
 
     def check_parameter(
@@ -266,8 +266,7 @@ def check_count(where: str, key: str, value: Any) -> None:
     if isinstance(one, (int, float)) and 0 <= one < 2**63 and one % 1 == 0:
         return
     raise ValueError(
-        f"the checkpoint has {one!r} for {key!r} of {where}, which counts: it must be a whole "
-        "number and at least 0"
+        f"the checkpoint has {one!r} for {key!r} of {where}, which must be an integer of at least 0"
     )
 
 
@@ -278,7 +277,9 @@ def _check_if_count(where: str, link: Link | None, key: str, value: Any) -> None
 
 def _refuse_rest(where: str, keys: set[str]) -> None:
     if keys:
-        raise ValueError(f"the checkpoint has {sorted(keys)} for {where}, which no link makes")
+        raise ValueError(
+            f"the checkpoint has {sorted(keys)} for {where}, but no link has such state"
+        )
 
 
 def _is_number(value: Any) -> bool:

@@ -50,7 +50,7 @@ def take_over(
         ['Adam/exp_avg', 'Adam/exp_avg_sq', 'Adam/step']
     """
     if not isinstance(optimizer, ChainRunner):
-        raise TypeError(f"take_over: takes a Modular, got {optimizer!r}")
+        raise TypeError(f"take_over: optimizer must be a Modular, got {optimizer!r}")
     check_form(state_dict, optimizer.param_groups)
     adopter = None if link is None else _link_at(optimizer, link)
     optimizer.init_state()
@@ -72,9 +72,9 @@ def take_over(
     offered = {key for _, theirs in pairs for key in theirs}
     if known and offered and not common:
         raise ValueError(
-            f"take_over: the checkpoint has {sorted(offered)}, "
-            f"this chain keeps {known}: no name is in both; for the state of an optimizer of torch "
-            'give the link that takes it, as link="Adam"'
+            f"take_over: the checkpoint has {sorted(offered)}, but this chain has {known}: they "
+            "share no name; for the state of a torch optimizer, name the rule that receives it, "
+            'such as link="Adam"'
         )
     for ours, theirs in pairs:
         for key in ours.keys() & theirs.keys():

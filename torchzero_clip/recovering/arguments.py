@@ -23,12 +23,16 @@ def need(condition: Any, message: str, kind: type[Exception] = ValueError) -> No
 def check_run(opt: Any, model: Any, parts: Any) -> list[Any]:
     """Check the optimizer, the model and the parts of a run, and return the parts as a list."""
     steps = isinstance(opt, (Modular, Attached))
-    message = f"takes a Modular or the handle that attach returned, got {type(opt).__name__}"
+    message = (
+        f"optimizer must be a Modular or the handle that attach returned, got {type(opt).__name__}"
+    )
     need(steps, message, TypeError)
     message = f"model must be the torch.nn.Module that the optimizer trains, got {_kind(model)}"
     need(isinstance(model, Module), message, TypeError)
     trained = set(params_of(opt))
-    message = "model must be the one that the optimizer trains, got one without its parameters"
+    message = (
+        "model must be the model that the optimizer trains, got a model without its parameters"
+    )
     need(not trained or any([p in trained for p in model.parameters()]), message)
     is_list = isinstance(parts, Iterable) and not hasattr(parts, "state_dict")
     message = f"parts must be a list, such as parts=[schedule], got {_kind(parts)}"
@@ -37,8 +41,8 @@ def check_run(opt: Any, model: Any, parts: Any) -> list[Any]:
     for part in parts:
         has_state = hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
         message = (
-            "parts have state_dict and load_state_dict, "
-            f"got {_kind(part)}: what has not goes on as it is"
+            f"each part must have state_dict and load_state_dict, got {_kind(part)}: leave this "
+            "part out"
         )
         need(has_state, message, TypeError)
     return parts
@@ -56,22 +60,25 @@ def check_numbers(options: dict[str, Any]) -> None:
             need(is_valid, f"{name} must be an integer at least {least}, got {value!r}")
     every = options["every"]
     check = options["check"]
-    message = f"every must be a multiple of check={check}, the steps between two looks, got {every}"
+    message = (
+        f"every must be a multiple of check={check}, the number of steps between two checks, got "
+        f"{every}"
+    )
     need(every % check == 0, message)
 
 
 def check_slower(opt: Modular | Attached, slower: Any) -> tuple[float, int]:
     """Check the argument `slower`, and return the factor and the number of steps."""
     message = (
-        "slower must be a factor up to 1 for the rate and a number of steps, as (0.5, 100), "
-        f"got {slower!r}"
+        "slower must be a factor of at most 1 for the learning rate and a number of steps, such "
+        f"as (0.5, 100), got {slower!r}"
     )
     need(isinstance(slower, (tuple, list)) and len(slower) == 2, message)
     factor, steps = slower
     need(type(factor) in (int, float) and 0 < factor <= 1, message)
     need(type(steps) is int and steps >= 0, message)
     has_rate = factor == 1 or "lr" in opt.defaults or isinstance(opt, Attached)
-    need(has_rate, "slower needs a rate: put LR at the end of the chain")
+    need(has_rate, "slower needs a learning rate: put LR at the end of the chain")
     return factor, steps
 
 
@@ -81,10 +88,10 @@ def loss_of(loss: Any) -> Tensor | float | None:
         return None
     if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
         return loss.detach().reshape(())
-    message = f"loss must be a number, a tensor of one, or None, got {loss!r}"
+    message = f"loss must be a number, a tensor with one element, or None, got {loss!r}"
     if isinstance(loss, Tensor):
         need(not loss.is_complex(), f"loss must be real, got a tensor of {loss.dtype}", TypeError)
-        message = f"loss must be a tensor of one real number, got one of shape {tuple(loss.shape)}"
+        message = f"loss must have one element, got a tensor of shape {tuple(loss.shape)}"
     need(isinstance(loss, numbers.Real), message, TypeError)
     return float(loss)
 

@@ -64,7 +64,7 @@ def judged(looks: Sequence[Look], limit: float) -> tuple[list[bool], str]:
         look.broken or look.skipped or high for look, high in zip(looks, is_high, strict=True)
     ]
     if any([look.broken and look.moved and not look.skipped for look in looks]):
-        return is_bad, "a loss was no finite number in a step that no guard skipped"
+        return is_bad, "a loss was not finite in a step that no guard skipped"
     if 2 * sum(is_bad) <= len(looks):
         return is_bad, ""
     skipped = sum([look.skipped for look in looks])

@@ -30,23 +30,26 @@ from torchzero_clip.recovering.snapshot import Snapshot
 from torchzero_clip.study.recorder import Recorder
 
 T = TypeVar("T")
-UNSEEN = "a loader that would go back unseen: write `for batch in recover.batches(loader):`"
+UNSEEN = (
+    "which is a data loader, and a rollback would rewind it without your loop: write `for batch "
+    "in recover.batches(loader):`"
+)
 EARLY = (
-    "the run has to begin well, so look at its first batches, its rate and its warm-up, and resume "
-    "one that went on from a checkpoint from an earlier one"
+    "Recover needs a good start, so check the first batches, the learning rate and the warm-up; "
+    "if you resumed this run, use an earlier checkpoint"
 )
 LASTING = (
-    "it is not a few batches, so look at the rate, at the data from here on, and at whether losses "
-    "of this size are the new level; `most` allows more"
+    "the cause is not just a few batches, so check the learning rate, the data from here on, and "
+    "whether losses of this size are normal now; `most` allows more rollbacks"
 )
-BROKEN = "weights or state have numbers that are not finite"
+BROKEN = "weights or state contain NaN or infinity"
 REMOVED = (
     "this Recover was removed, or replaced by a newer one of the same optimizer: call step() of "
     "that one"
 )
 OTHER_RANKS = (
     "Recover: the snapshots of the checkpoint were saved on another rank or on another number of "
-    "ranks, so the run has none until the next look at which all is well. Save "
+    "ranks, so the run has no snapshot until the next check that passes. Save "
     "recover.state_dict() on every rank to keep them"
 )
 
@@ -308,7 +311,7 @@ class Recover:
         was = self.now
         failure = f"step {was.count}: {why}"
         need(self._ring, f"{failure}, before there was a snapshot: {EARLY}", RuntimeError)
-        often = f"after the run has gone back {self.most} times in a row"
+        often = f"after {self.most} rollbacks in a row"
         need(was.again < self.most, f"{failure}, {often}: {LASTING}", RuntimeError)
         is_trusted = 2 * was.again < self.most
         if not is_trusted and len(self._ring) > 1:
@@ -337,7 +340,7 @@ class Recover:
             if isinstance(part, Recorder):
                 part.log(**{"recover/back": undone, "recover/left_out": back.left_out})
         now.slow_until = now.count + self.slower[1]
-        on = f"the run goes on behind step {now.count}, without {back.left_out} batches"
+        on = f"the run resumes after step {now.count}, without {back.left_out} batches"
         warn(f"Recover: {failure}: {on}")
         return back
 
@@ -425,7 +428,7 @@ class Recover:
         """
         keys = set(state_dict) if isinstance(state_dict, Mapping) else set()
         received = list(state_dict) if keys else type(state_dict).__name__
-        message = f"load_state_dict takes what state_dict of a Recover gave, got {received}"
+        message = f"load_state_dict needs the state_dict of a Recover, got {received}"
         need(keys == {*vars(self.now), "snapshots", "rank"}, message)
         saved = copy.deepcopy(dict(state_dict))  # later snapshots overwrite the loaded memory
         snapshots = saved.pop("snapshots")

@@ -214,8 +214,8 @@ class Snapshot:
         for grad in self._gradients:
             if grad.layout != (None if grad.own else layout_of(grad.param)):
                 raise RuntimeError(
-                    "Recover: the gradients of a snapshot are sharded unlike their parameters: "
-                    "call recover.step() after a step of the optimizer, and save then"
+                    "Recover: the gradients of a snapshot are sharded differently from their "
+                    "parameters: call recover.step() after a step of the optimizer, then save"
                 )
         self._restore_engines = self._forget_recorded_steps()
         return {
@@ -254,7 +254,7 @@ class Snapshot:
         differs = len(params) != len(saved["params"]) or len(self._parts) != len(saved["said"])
         if missing or differs:
             raise ValueError(
-                "Recover: the snapshots of the checkpoint are of another run: load its model, "
+                "Recover: the snapshots of the checkpoint are from another run: load its model, "
                 "optimizer and parts first, and then recover.load_state_dict"
                 + (f"; here are no {missing}" if missing else "")
             )

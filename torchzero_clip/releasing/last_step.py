@@ -80,8 +80,8 @@ def too_far(links: Iterable[Link], limit: str) -> list[Link]:
         plain = isinstance(rule, NormRule) and type(rule).step is NormRule.step
         if link.transforms and "loss" in rule.reads:
             raise ValueError(
-                f"release: {link.path} needs the loss of each step, and gradients are used before "
-                "anybody can report it"
+                f"release: {link.path} needs the loss of each step, but gradients are used before "
+                "you can report the loss"
             )
         scales = plain and type(rule).apply is NormRule.apply
         if link.transforms and rule.reach != "tensor":
@@ -96,13 +96,16 @@ def too_far(links: Iterable[Link], limit: str) -> list[Link]:
 def _refusal(link: Link, scales: bool) -> str:
     """Return the error message for a rule that cannot be released, with the two remedies."""
     reach = link.transform.reach
-    late = "limit='last step', with which it scales by the factor from the norm of the step before"
+    late = "limit='last step', which scales by the factor from the norm of the previous step"
     if not scales:
-        late = "limit='last step' for a rule that only scales, as ClipNorm(1.0, dim='global') does"
+        late = "limit='last step' for a rule that only scales, such as ClipNorm(1.0, dim='global')"
     message = (
-        f"release: {link.path} looks at a whole {reach}, and each gradient is gone before the next "
-        f"one comes: take a rule that looks at single tensors, as ClipNorm(1.0) does, or {late}"
+        f"release: {link.path} needs a whole {reach}, but each gradient is freed before the next "
+        f"one arrives: use a rule about single tensors, such as ClipNorm(1.0), or {late}"
     )
     if type(link.transform).__module__.partition(".")[0] != __name__.partition(".")[0]:
-        message += '. A class of your own that treats each tensor by itself says reach = "tensor"'
+        message += (
+            '. If your own class processes each tensor separately, set reach = "tensor" in the '
+            "class"
+        )
     return message

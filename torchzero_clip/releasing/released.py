@@ -25,7 +25,7 @@ LIMITS = ("this step", "last step")
 HAS_MOVED = (
     "has a gradient again in a step in which it has moved already: call opt.step() after each "
     "backward(), set opt.last_backward = False before all but the last backward of a step, and "
-    "use use_reentrant=False where activations are checkpointed"
+    "use use_reentrant=False if activations are checkpointed"
 )
 
 
@@ -65,9 +65,8 @@ def release(
     """
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise TypeError(
-            "release: DistributedDataParallel averages gradients over ranks in buckets, after "
-            "these would have been used: shard the model with "
-            "torch.distributed.fsdp.fully_shard instead"
+            "release: DistributedDataParallel averages gradients over ranks only after release "
+            "has used them: shard the model with torch.distributed.fsdp.fully_shard instead"
         )
     params = model.named_parameters() if isinstance(model, nn.Module) else model
     return Released(params, *transforms, limit=limit, **options)
@@ -221,8 +220,8 @@ class Released(Modular):
                 self.param_groups.pop()
                 where = label(len(self.param_groups), group, place)
                 raise ValueError(
-                    f"release: {where} has an optimizer already that releases its gradients: "
-                    "remove() that one first"
+                    f"release: {where} already has an optimizer that releases its gradients: "
+                    "remove() that optimizer first"
                 )
         self._watch()
 
@@ -251,14 +250,14 @@ class Released(Modular):
     @property
     def _step_supports_amp_scaling(self) -> bool:  # what GradScaler asks before its first step
         raise TypeError(
-            "GradScaler divides gradients by its scale before the step, and released ones have "
-            "been used by then: take bfloat16, which needs no GradScaler"
+            "GradScaler divides gradients by its scale before the step, but released gradients "
+            "have been used by then: use bfloat16, which needs no GradScaler"
         )
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
-            "an optimizer that releases gradients belongs to its parameters and is neither copied "
-            "nor pickled: release the copy of the model, and load this one's state_dict"
+            "an optimizer that releases gradients belongs to its parameters and cannot be copied "
+            "or pickled: release the copy of the model, and load this one's state_dict"
         )
 
 

@@ -109,8 +109,8 @@ def _lines(link: Link, group: Group) -> Iterator[str]:
         text: str = average.text
     except (AttributeError, TypeError) as error:
         raise SourceError(
-            f"{link.path} cannot be written as a file of plain torch: its weights for evaluation "
-            f"are more than sums and products of state and live values ({error}); use the library "
+            f"{link.path} cannot be written as a file of plain torch: its averaged weights are "
+            f"more than sums and products of state and hyperparameters ({error}); use the library "
             "for it"
         ) from None
     used = [name for name in names if name in text]

@@ -131,8 +131,8 @@ class File:
                 break
         return message(
             path,
-            f"its line {line.strip()!r} holds a number that only the watched step had, read from a "
-            "parameter, its shape or a live value as a number of Python",
+            f"its line {line.strip()!r} contains a number that only the recorded step had, "
+            "because the rule read a parameter, its shape or a hyperparameter as a Python number",
         )
 
     # ------------------------------------------------------------------ text
@@ -254,7 +254,7 @@ class File:
     def _checks(self) -> Iterator[str]:
         """Yield the lines that raise an error for hyperparameters that need another file."""
         same = "give all groups the same {key} for this file"
-        anew = "write this file anew for another {key}"
+        anew = "write a new file for another {key}"
         other = 'group["{0}"] != self.param_groups[0]["{0}"]'
         checks = [(other.format(key), key, same) for key in self.step.recorder.live.shared]
         checks += [(condition, key, anew) for condition, key in self._decisions()]

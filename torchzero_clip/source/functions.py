@@ -100,7 +100,7 @@ class Functions:
         if id(function) in self.names:
             return self.names[id(function)]
         if not isinstance(function, FunctionType):
-            raise SourceError(f"{function!r} is no function that Python code defines")
+            raise SourceError(f"{function!r} is not a function that Python code defines")
         if not returns:
             return self._verbatim(function)
         node = node_of(function)
@@ -160,7 +160,7 @@ class Functions:
                 texts[name] = constant(value, str)
             else:
                 raise SourceError(
-                    f"the function {function.__name__!r} uses {name!r}, which is no plain value"
+                    f"the function {function.__name__!r} uses {name!r}, which is not a plain value"
                 )
         return texts
 

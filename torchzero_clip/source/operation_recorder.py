@@ -146,7 +146,7 @@ class OpRecorder(Operations, TorchFunctionMode):
         first = args[0][0] if isinstance(args[0], (list, tuple)) else args[0]
         written = self.knows(first)
         if written is None:
-            raise SourceError(f"it writes a tensor that is no state, with {base}")
+            raise SourceError(f"it writes a tensor that is not state, with {base}")
         each = over_lists and not is_foreach
         by_number = base == "_foreach_mul_" and isinstance(args[1], WrittenNumber)
         self.add(

@@ -59,7 +59,7 @@ HOST += ["__abs__", "__pos__", "is_integer"]
 
 def _refuse(self: WrittenNumber, *_: Any) -> Any:
     """Raise the error that a rule reads the number itself."""
-    raise SourceError("it reads a live value as a number on the host")
+    raise SourceError("it reads a hyperparameter as a number on the host")
 
 
 def plain(x: Any) -> Any:

@@ -172,7 +172,7 @@ class WrittenStep:
         for inner in [link for child in link.children for link in child.walk()]:
             rule = inner.transform
             if getattr(rule, "dim", None) == "global" and not isinstance(rule, NormRule):
-                raise SourceError(f"{inner.path} takes entries of all parameters, inside of it")
+                raise SourceError(f"{inner.path} inside it uses elements of all parameters")
 
     def _shrunk(self, bucket: Bucket) -> Bucket:
         """Write the step of `QKClip`, for which the file calls a function of the user."""

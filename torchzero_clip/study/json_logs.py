@@ -29,8 +29,8 @@ def of_json(text: str, source: str) -> dict[str, list[str]]:
         rows = [dict(flattened(row)) for row in objects(text, source)]
     except (RecursionError, MemoryError):
         raise ValueError(
-            f"Trace: {source} must be a list of objects, or one in every line, got brackets in "
-            "brackets, too deep to read"
+            f"Trace: {source} must be a list of objects, or one object per line, got brackets "
+            "that are nested too deep"
         ) from None
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name, "") for row in rows] for name in names}
@@ -64,7 +64,7 @@ def by_lines(lines: list[str], source: str) -> list[Any]:
             parsed.append(parsed_line(line))
         except (SyntaxError, TypeError, ValueError):
             if i == len(lines):
-                warn(f"Trace: {source} ends within a line, which is left out")
+                warn(f"Trace: {source} ends in the middle of a line, which is skipped")
                 break
             raise ValueError(
                 f"Trace: {source} must have an object in every line, got line {i}: "

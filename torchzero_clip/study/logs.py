@@ -220,8 +220,8 @@ def parse(contents: bytes, source: str, growing: bool = False) -> Log:
         raise ValueError(f"Trace: {source} has no steps")
     if "\0" in text:
         raise ValueError(
-            f"Trace: {source} must be text, CSV or JSON, with {WANTED}: of an event file or a "
-            "spreadsheet export that first"
+            f"Trace: {source} must be text, CSV or JSON, with {WANTED}: export an event file or a "
+            "spreadsheet to CSV first"
         )
     if text.lstrip()[0] in "{[":
         return Log(of_json(text, source), source)
@@ -243,7 +243,7 @@ def with_whole_lines(text: str, source: str, cut: bool) -> str:
     if above and not cut and has_all_cells(f"{above}\n", last):
         warn(f"Trace: {source} has no newline at its end: its last line is read as it is: {last}")
         return f"{text}\n"
-    warn(f"Trace: {source} ends within a line, which is left out")
+    warn(f"Trace: {source} ends in the middle of a line, which is skipped")
     return f"{above}\n" if above else ""
 
 

@@ -76,8 +76,8 @@ class Recorder:
     ) -> None:
         if not isinstance(optimizer, ChainRunner):
             raise TypeError(
-                "Recorder: takes a Modular, a Clipper or the handle that attach returned, got "
-                f"{type(optimizer).__name__}"
+                "Recorder: optimizer must be a Modular, a Clipper or the handle that attach "
+                f"returned, got {type(optimizer).__name__}"
             )
         for name, value, least in (("capacity", capacity, 2), ("every", every, 1)):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -121,7 +121,7 @@ class Recorder:
         for name in ("step", ROW):
             if name in values:
                 raise ValueError(
-                    f"Recorder: log takes no {name!r}, which the recorder counts itself"
+                    f"Recorder: log does not accept {name!r}, which the recorder counts itself"
                 )
         self._logged += [(name, number(name, value)) for name, value in values.items()]
 
@@ -220,7 +220,7 @@ class Recorder:
         """
         columns = self._read().columns
         if name not in columns:
-            raise ValueError(f"Recorder: units takes one of {list(columns)}, got {name!r}")
+            raise ValueError(f"Recorder: units needs one of {list(columns)}, got {name!r}")
         return list(columns[name].units.values())
 
     def to_csv(self, path: str | PathLike[str]) -> None:
@@ -275,7 +275,7 @@ class Recorder:
         """
         if state_dict.keys() != {"table", "window"}:
             raise ValueError(
-                "Recorder: load_state_dict takes what state_dict of a Recorder gave, got a dict of "
+                "Recorder: load_state_dict needs the state_dict of a Recorder, got a dict of "
                 f"{list(state_dict)}"
             )
         table = Table.load(state_dict["table"])
@@ -294,7 +294,7 @@ class Recorder:
 
 def number(name: str, value: Any) -> float | Tensor:
     """Check a logged value, and return it as a float or as a tensor without dims."""
-    wanted = "Recorder: log takes numbers and tensors of one element"
+    wanted = "Recorder: log accepts numbers and tensors of one element"
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(

@@ -93,15 +93,15 @@ def rule(text: str) -> NormRule:
         parsed = from_config(literal(tree)) if isinstance(tree, (ast.Name, ast.Call)) else None
     except (SyntaxError, UnicodeError, RecursionError, MemoryError):  # the last two: deep nesting
         raise ValueError(
-            f"a rule is written like ZClip(max_norm=None), got {shortened(text)}"
+            f"write a rule such as ZClip(max_norm=None), got {shortened(text)}"
         ) from None
     except OverflowError:
         raise ValueError(
-            f"a rule takes numbers that a float can hold, got {shortened(text)}"
+            f"a rule needs numbers that a float can hold, got {shortened(text)}"
         ) from None
     if not isinstance(parsed, NormRule):
         raise ValueError(
-            f"simulate takes rules about norms, such as ZClip(), got {shortened(text)}"
+            f"simulate needs rules about norms, such as ZClip(), got {shortened(text)}"
         )
     return parsed
 
@@ -132,8 +132,8 @@ def literal(node: ast.expr) -> Any:
 def not_literal(node: ast.AST) -> ValueError:
     """Return the error for an expression that would have to be computed."""
     return ValueError(
-        "a rule is written with numbers, text, None, True and False, as in ZClip(max_norm=None), "
-        f"and nothing in it is computed: got {shortened(ast.unparse(node))}"
+        "a rule may contain only numbers, text, None, True and False, such as "
+        f"ZClip(max_norm=None), and no computation, got {shortened(ast.unparse(node))}"
     )
 
 

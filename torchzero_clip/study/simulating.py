@@ -50,11 +50,11 @@ def simulate(trace: Trace, *rules: NormRule) -> Simulation:
     """
     if not isinstance(trace, Trace):
         raise TypeError(
-            f"simulate: takes a Trace, got {trace!r}: Trace.read(path) makes one of a file, "
-            "Trace.of(recorder) of a Recorder"
+            f"simulate: trace must be a Trace, got {trace!r}: use Trace.read(path) for a file, or "
+            "Trace.of(recorder) for a Recorder"
         )
     if not rules:
-        raise ValueError("simulate: give one rule or more, such as ZClip()")
+        raise ValueError("simulate: give at least one rule, such as ZClip()")
     check(rules)
     metrics: dict[str, dict[str, Tensor]] = {repr(rule): {} for rule in rules}
     for alike in kinds(rules):
@@ -142,12 +142,12 @@ def check(rules: Sequence[NormRule]) -> None:
     """Raise an error unless all rules can be simulated."""
     for rule in rules:
         if not isinstance(rule, NormRule):
-            raise TypeError(f"simulate: takes rules about norms, such as ZClip(), got {rule!r}")
+            raise TypeError(f"simulate: rules must be about norms, such as ZClip(), got {rule!r}")
         has_own_code = type(rule).step is not NormRule.step or type(rule).init is not Transform.init
         if has_own_code or rule.ord != 2 or rule.scope not in SCOPES or rule.min_size > 1:
             raise ValueError(
-                f"simulate: {rule!r} needs more than the 2-norms of tensors, layers or everything, "
-                "which is all that a recorded run has"
+                f"simulate: {rule!r} needs more than the 2-norms of tensors, layers or the model, "
+                "but a recorded run has only these"
             )
 
 

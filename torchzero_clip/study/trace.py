@@ -68,8 +68,8 @@ class Trace:
     ) -> None:
         if norms.dim() != 2 or not norms.numel():
             raise ValueError(
-                f"Trace: norms must be steps by units, got shape {tuple(norms.shape)}; give one "
-                "norm a step as norms[:, None]"
+                f"Trace: norms must have the shape (steps, units), got {tuple(norms.shape)}; for "
+                "one norm per step, give norms[:, None]"
             )
         self.norms = norms.detach().cpu().to(torch.float64)
         self.names = [str(i) for i in range(norms.shape[1])] if names is None else list(names)
@@ -163,7 +163,8 @@ class Trace:
         if not units:
             raise ValueError(
                 f"Trace: there is no column {name!r}; there are {list(columns)}: a norm is "
-                'recorded where a rule measures it, as ClipNorm(math.inf, name="raw") in front does'
+                'recorded if a rule measures it, such as ClipNorm(math.inf, name="raw") at the '
+                "start of the chain"
             )
         steps = columns.get("step")
         if steps is not None and not (steps.abs() <= MOST_STEPS).all():

@@ -81,7 +81,11 @@ ROWS = [
             *number("bounds", (None, 1.0), error=TypeError, words="2 numbers, each at least 0"),
             ({"bounds": (1.0,)}, ValueError, "bounds must be 2 numbers, each at least 0"),
             ({"bounds": 1.0}, TypeError, "bounds must be 2 numbers, each at least 0"),
-            ({"bounds": (2.0, 1.0)}, ValueError, "bounds must be low and high in order"),
+            (
+                {"bounds": (2.0, 1.0)},
+                ValueError,
+                "bounds must be (low, high) with low at most high,",
+            ),
         ],
         loose={"1": lambda: TrustRatio(bounds=(1.0, 1.0))},
         nonfinite="scaled",

@@ -21,7 +21,8 @@ STEPS: list[Bad] = [
     (
         {"state_dtype": "bfloat16"},
         ValueError,
-        "state_dtype must be 'float32' or None, since weights for evaluation are made of its state",
+        "state_dtype must be 'float32' or None, because averaged weights are computed from "
+        "its state",
     ),
 ]
 

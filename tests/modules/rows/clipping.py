@@ -310,7 +310,7 @@ ROWS = [
             (
                 {"ema_tfm": Chain(Scale(2.0, target="grad"))},
                 ValueError,
-                'nothing in it may have target="grad", drop parameters',
+                'Put rules that have target="grad", drop parameters or end the',
             ),
         ],
         memory="guarded",

@@ -193,7 +193,7 @@ ROWS = [
             *at_least("lr", 0),
             *number("etas", (0.0, 1.2), words="2 numbers, each above 0"),
             *number("etas", (0.5,), (0.5, 1.2, 1.3), words="2 numbers, each above 0"),
-            *number("etas", (1.2, 0.5), (0.5, 1.0), words="one below 1 and one above 1"),
+            *number("etas", (1.2, 0.5), (0.5, 1.0), words="a number below 1 and a number above 1"),
             *number("etas", 0.5, error=TypeError, words="2 numbers, each above 0"),
             *number("step_sizes", (-1.0, 1.0), words="2 numbers, each at least 0"),
         ],
@@ -348,7 +348,7 @@ ROWS = [
             (
                 {"eps": (0.1, None)},
                 ValueError,
-                "Adafactor: the second of eps must be a number, got",
+                "Adafactor: the second value of eps must be a number, got",
             ),
             ({"eps": None}, TypeError, "eps must be 2 numbers, each at least 0 or None, got None"),
         ],
@@ -538,7 +538,11 @@ ROWS = [
         },
         bad=[
             *share("beta"),
-            ({"debias": True, "nesterov": True}, ValueError, "debias=True and nesterov=True excl"),
+            (
+                {"debias": True, "nesterov": True},
+                ValueError,
+                "debias=True and nesterov=True cannot be combined: Nesterov's look-ahead",
+            ),
         ],
         loose={"none": lambda: EMA(0.0), "none ahead": lambda: EMA(0.0, nesterov=True)},
         memory="free",

@@ -46,7 +46,7 @@ inf, nan = math.inf, math.nan
 INNER: list[Bad] = [
     ({"tfm": "Scale"}, TypeError, "tfm must be a Transform, got 'Scale'"),
     ({"tfm": Scale}, TypeError, "tfm must be a Transform, got"),
-    ({"target": "grad"}, ValueError, "target belongs to the transforms inside, got 'grad'"),
+    ({"target": "grad"}, ValueError, "target to the transforms inside, got 'grad'"),
     ({"where": "weight"}, TypeError, "where must be a function, got 'weight'"),
 ]
 
@@ -154,7 +154,7 @@ ROWS = [
             ({"labels": "weight"}, TypeError, "labels must be a function, got 'weight'"),
             ({"labels": {"*": "other"}}, ValueError, "the keys of labels must be names or regular"),
             ({"labels": {3: "other"}}, ValueError, "the keys of labels must be names or regular"),
-            ({"target": "grad"}, ValueError, "target belongs to the transforms inside, got 'grad'"),
+            ({"target": "grad"}, ValueError, "target to the transforms inside, got 'grad'"),
         ],
         loose={"both": lambda: Partition({"weight": ClipNorm(1e9), "other": Scale(1.0)}, kind)},
         aims=False,
@@ -174,7 +174,7 @@ ROWS = [
             ({"transforms": {}}, TypeError, "transforms must be a dict of name and Transform"),
             ({"transforms": {"a": Freeze(never)}}, ValueError, "transforms must return an update"),
             ({"merge": "sum"}, TypeError, "merge must be a function, got 'sum'"),
-            ({"target": "grad"}, ValueError, "target belongs to the transforms inside, got 'grad'"),
+            ({"target": "grad"}, ValueError, "target to the transforms inside, got 'grad'"),
         ],
         loose={"one": lambda: Parallel({"a": ClipNorm(1e9)}, total)},
         memory="free",
@@ -196,7 +196,7 @@ ROWS = [
             ({"direction_of": Adam}, TypeError, "direction_of must be a Transform, got <class"),
             ({"norm_of": Guard()}, ValueError, "norm_of must return an update for every param"),
             ({"direction_of": Accumulate(2)}, ValueError, "direction_of must return an update"),
-            ({"target": "grad"}, ValueError, "target belongs to the transforms inside, got 'grad'"),
+            ({"target": "grad"}, ValueError, "target to the transforms inside, got 'grad'"),
         ],
         memory="free",
         complex="free",

@@ -118,15 +118,19 @@ ROWS = [
             (
                 {"tfm": Adam()},
                 TypeError,
-                "tfm must be a rule that makes a matrix of a matrix, w",
+                "tfm must be a rule from a matrix to a matrix that has no",
             ),
             (
                 {"tfm": SOAPBasis()},
                 TypeError,
-                "without state, blocks and target of its own, as O",
+                "matrix that has no state, blocks or target, such as O",
             ),
-            ({"tfm": Orthogonalize(target="grad")}, TypeError, "target of its own, as Orthogonali"),
-            ({"tfm": Orthogonalize(blocks={"a": 2})}, TypeError, "without state, blocks and targe"),
+            ({"tfm": Orthogonalize(target="grad")}, TypeError, "or target, such as Orthogonali"),
+            (
+                {"tfm": Orthogonalize(blocks={"a": 2})},
+                TypeError,
+                "matrix that has no state, blocks or target, such",
+            ),
             ({"tfm": None}, TypeError, "as Orthogonalize(), got None"),
             ({"blocks": 3}, TypeError, "blocks must be a dict of name or regular expression and"),
             *STACKS,

@@ -109,28 +109,26 @@ def test_a_dropped_file_is_the_run(server: LabServer) -> None:
     wrong = refused(server, "file", b"epoch,loss\n1,2\n", **kind)
     assert "a column such as grad_norm, and best one such as step" in wrong
     assert "there are ['epoch', 'loss']" in wrong
-    assert "brackets in brackets, too deep to read" in refused(
-        server, "file", b"[" * 100_000, **kind
-    )
+    assert "brackets that are nested too deep" in refused(server, "file", b"[" * 100_000, **kind)
     assert server.session.run(0, 0)["steps"] == 2
 
 
 @pytest.mark.parametrize(
     ("question", "sentence"),
     [
-        ({"text": "Adam()"}, "simulate takes rules about norms, such as ZClip(), got Adam()"),
-        ({"text": "__import__('os').system('true')"}, "nothing in it is computed"),
-        ({"text": "ClipNorm(max_norm=2 * 3)"}, "nothing in it is computed: got 2 * 3\n"),
-        ({"text": "ClipNorm([-x, 1])"}, "nothing in it is computed: got -x\n"),
+        ({"text": "Adam()"}, "simulate needs rules about norms, such as ZClip(), got Adam()"),
+        ({"text": "__import__('os').system('true')"}, "and no computation, got"),
+        ({"text": "ClipNorm(max_norm=2 * 3)"}, "no computation, got 2 * 3\n"),
+        ({"text": "ClipNorm([-x, 1])"}, "no computation, got -x\n"),
         ({"text": "ClipNorm(-1.0)"}, "max_norm must be a number at least 0, got -1.0"),
         ({"text": "TrustRatio()"}, ""),
         ({}, "'text' must be a text of at most 10000 letters, got nothing"),
-        ({**RULE, "path": ["max_norm"], "value": "x"}, "wanted is a number, got 'x'"),
+        ({**RULE, "path": ["max_norm"], "value": "x"}, "wanted must be a number, got 'x'"),
         (
             {**RULE, "path": ["nothing"], "value": "1"},
-            "has no live number at ['nothing']; it has [(",
+            "has no hyperparameter at ['nothing']; it has [(",
         ),
-        ({**RULE, "path": ["__class__"], "value": "1"}, "no live number at ['__class__']"),
+        ({**RULE, "path": ["__class__"], "value": "1"}, "no hyperparameter at ['__class__']"),
         ({**RULE, "path": [["max_norm"]], "value": "1"}, "names and whole numbers, got a list"),
     ],
 )
@@ -215,7 +213,9 @@ def test_a_body_in_chunks_is_refused(server: LabServer) -> None:
 )  # fmt: skip
 def test_what_is_no_question_gets_a_sentence(server: LabServer, body: str | bytes) -> None:
     told = refused(server, "run", body, Content_Type="application/json")
-    assert "a question is an object in JSON, got " in told or told.startswith("'from' must be a ")
+    assert "a question must be an object in JSON, got " in told or told.startswith(
+        "'from' must be a "
+    )
 
 
 ANYTHING = [
@@ -355,7 +355,7 @@ def test_a_rule_that_remembers_too_much_gets_a_sentence(
     assert ("window of Quantile may be" if window < 2**63 else "which is too large") in told
     monkeypatch.setattr(simulations, "NUMBERS_REMEMBERED", 1000)
     question["text"] = "AutoClip('percentile', window_size=998)"
-    assert "remembers 1,001 numbers of this run, and here is room for 1,000" in refused(
+    assert "stores 1,001 numbers for this run, but the lab has room for 1,000" in refused(
         server, "simulate", question
     )
 

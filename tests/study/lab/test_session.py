@@ -266,7 +266,7 @@ def test_numbers_of_a_page_are_read_as_they_were_spelt() -> None:
     for x in (0.97, 1e-08, 3.0, 1 / 3, float("inf"), None):
         assert number(spelt(x)) == x
     assert numbers(packed(torch.tensor([1.5, float("inf")]))).tolist() == [1.5, float("inf")]
-    with pytest.raises(ValueError, match="wanted is a number, got 'much'"):
+    with pytest.raises(ValueError, match="wanted must be a number, got 'much'"):
         number("much")
 
 
@@ -278,7 +278,7 @@ def test_a_line_without_an_end_is_said_unless_the_run_is_on_its_way(
     with open(path, "a", newline="") as file:
         file.write(f"6,{cell}")
     session = LabSession(path)
-    said = "no newline at its end" if steps == 6 else "ends within a line"
+    said = "no newline at its end" if steps == 6 else "ends in the middle of a line"
     assert said in session.run(0, 0)["notes"][0]
     assert session.run(0, 0)["steps"] == steps
     following = LabSession(path, follow=True)

@@ -147,6 +147,7 @@ def refuse_flat(params: Sequence[Tensor]) -> None:
         return
     if any([is_flat(param) for param in params]):
         raise TypeError(
-            "FullyShardedDataParallel keeps parameters as flat pieces, whose norms are not those "
-            "of the parameters: wrap the model with torch.distributed.fsdp.fully_shard instead"
+            "FullyShardedDataParallel stores parameters as flat pieces, so the norms of the "
+            "parameters are not known: wrap the model with torch.distributed.fsdp.fully_shard "
+            "instead"
         )

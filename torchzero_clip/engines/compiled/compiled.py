@@ -121,8 +121,8 @@ class Compiled(Runner):
             chain = ", ".join([repr(link.transform) for link in self.links])
             raise RuntimeError(
                 f"compile=True: Triton could not compile a kernel of the chain {chain} ({error}); "
-                "leave compile out to step without it, or install the version of Triton that this "
-                f"torch wants: torch {torch.__version__} names it among its requirements"
+                "leave compile out to step without it, or install the version of Triton that "
+                f"torch {torch.__version__} requires"
             ) from error
 
     def forget(self, why: str) -> None:
@@ -142,7 +142,7 @@ class Compiled(Runner):
         """Capture later steps in CUDA graphs; raise ValueError if that is not possible."""
         if len(devices) > 1 or not all([on_gpu(device, self.backend) for device in devices]):
             where = ", ".join(sorted(map(str, devices)))
-            raise ValueError(f"captured takes parameters on one GPU, with Triton, got {where}")
+            raise ValueError(f"captured needs parameters on one GPU, and Triton, got {where}")
         if why := "; ".join(impure(self.links)):
             raise ValueError(f"captured: the steps of this chain differ on the host: {why}")
         self.step_capture = StepCapture()

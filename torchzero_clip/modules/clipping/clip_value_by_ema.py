@@ -57,9 +57,9 @@ class ClipValueByEMA(Transform):
             raise TypeError(f"ClipValueByEMA: ema_tfm must be a Transform or None, got {tfm!r}")
         if dropping(tfm):
             raise ValueError(
-                "ClipValueByEMA: ema_tfm makes a bound of every average in every step, so nothing "
-                'in it may have target="grad", drop parameters or end the step, as Freeze, '
-                f"Accumulate and guards do, got {tfm!r}: put those in front of it"
+                "ClipValueByEMA: ema_tfm must return a bound for every parameter in every step, "
+                f'got {tfm!r}. Put rules that have target="grad", drop parameters or end the '
+                "step, such as Freeze, Accumulate and guards, before ClipValueByEMA"
             )
 
     def init(self, param: Tensor) -> dict[str, Tensor]:

@@ -59,7 +59,9 @@ class Adafactor(NormRule):
     def check(self) -> None:
         super().check()
         if self.eps[1] is None:
-            raise ValueError(f"Adafactor: the second of eps must be a number, got {self.eps!r}")
+            raise ValueError(
+                f"Adafactor: the second value of eps must be a number, got {self.eps!r}"
+            )
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"step": counter(param), **SECOND.init(param)}

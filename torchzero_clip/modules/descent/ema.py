@@ -46,8 +46,9 @@ class EMA(Transform, Smoothing):
         super().check()
         if self.debias and self.nesterov:
             raise ValueError(
-                "EMA: debias=True and nesterov=True exclude each other: what looks ahead mixes the "
-                "average with the update, so there is no one bias to undo; take one of them"
+                "EMA: debias=True and nesterov=True cannot be combined: Nesterov's look-ahead "
+                "mixes the average with the update, so no single factor corrects the bias; use "
+                "one of them"
             )
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
@@ -59,12 +60,12 @@ class EMA(Transform, Smoothing):
             return {}
         if not averages_its_buffer(group):
             raise ValueError(
-                f"{BUFFER} of the checkpoint is a sum of gradients, and EMA keeps an average: put "
-                "Momentum in its place"
+                f"{BUFFER} of the checkpoint is a sum of gradients, but EMA keeps an average: use "
+                "Momentum instead"
             )
         if self.debias:
             raise ValueError(
-                "the checkpoint counts no steps, which EMA(debias=True) needs: give debias=False"
+                "the checkpoint has no step count, which EMA(debias=True) needs: use debias=False"
             )
         return {"ema": state[BUFFER]}
 

@@ -52,8 +52,8 @@ def head_factors(heads: Any, rows: int, tau: float, alpha: float, name: str) -> 
     size = rows // max(count, 1)
     if maxima.dim() != 1 or size * count != rows or not 0 <= heads.last <= size:
         raise ValueError(
-            "QKClip: maxima must be a vector with a number for each head, a count that "
-            f"divides the {rows} rows of {name!r}, and last at most the rows of a head, "
+            "QKClip: maxima must be a vector with one number per head, the number of heads must "
+            f"divide the {rows} rows of {name!r}, and last must be at most the rows of one head, "
             f"got shape {tuple(maxima.shape)} and last={heads.last}"
         )
     if heads.role not in ("query", "key"):

@@ -44,8 +44,8 @@ def largest_logits(
     shared = query.shape[-3] // max(heads, 1)
     if query.dim() < 3 or shared * heads != query.shape[-3] or key.shape[-1] != query.shape[-1]:
         raise ValueError(
-            "largest_logits: query and key must have shapes (..., heads, length, dim), of one "
-            "dim, and the heads of the keys must divide those of the queries, got "
+            "largest_logits: query and key must have shapes (..., heads, length, dim), with the "
+            "same dim, and the number of key heads must divide the number of query heads, got "
             f"{tuple(query.shape)} and {tuple(key.shape)}"
         )
     scale = query.shape[-1] ** -0.5 if scale is None else scale

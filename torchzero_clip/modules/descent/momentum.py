@@ -71,8 +71,8 @@ class Momentum(Transform, Smoothing):
     def adopted(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> Mapping[str, Any]:
         if BUFFER in state and averages_its_buffer(group):
             raise ValueError(
-                f"{BUFFER} of the checkpoint is an average of gradients, and Momentum keeps a sum: "
-                "put EMA in its place"
+                f"{BUFFER} of the checkpoint is an average of gradients, but Momentum keeps a "
+                "sum: use EMA instead"
             )
         if state.get(BUFFER) is None:
             return {}
@@ -115,5 +115,5 @@ def check_momentum(rule: Transform) -> None:
         grows = "never shrinks" if value == 1 else "grows by itself"
         warn(
             f"{name}: with momentum={value!r} the sum of updates {grows}, and every gradient acts "
-            "for good; below 1, as 0.9, it forgets them",
+            "forever; a value below 1, such as 0.9, forgets old gradients",
         )

@@ -33,8 +33,8 @@ class Project(TensorwiseTransform):
     fn: Callable[[Tensor], Tensor]
 
     impure = (
-        "fn may be any function: write a rule whose update has the formula on lists, as u.tanh(), "
-        "and which says pure = True"
+        "fn may be any function: write a rule whose update has the formula on lists, such as "
+        "u.tanh(), and which sets pure = True"
     )
 
     place = "end"

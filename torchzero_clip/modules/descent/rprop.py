@@ -47,7 +47,9 @@ class Rprop(Transform):
         # reading a tensor would synchronize with the device
         numbers = [x for x in self.etas if isinstance(x, (int, float))]
         if len(numbers) == 2 and not numbers[0] < 1 < numbers[1]:
-            raise ValueError(f"Rprop: etas must be one below 1 and one above 1, got {self.etas!r}")
+            raise ValueError(
+                f"Rprop: etas must be a number below 1 and a number above 1, got {self.etas!r}"
+            )
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {

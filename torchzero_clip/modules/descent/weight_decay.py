@@ -62,8 +62,8 @@ class WeightDecay(Transform):
         kinds = [name for name in ("afterwards", "proximal") if getattr(self, name)]
         if kinds and (len(kinds) > 1 or self.cautious or self.follows_lr):
             raise ValueError(
-                f"WeightDecay: {kinds[0]}=True is for a plain decay: give no other of "
-                f"afterwards=True, proximal=True, cautious=True and follows_lr=True beside it"
+                f"WeightDecay: {kinds[0]}=True cannot be combined with another of "
+                "afterwards=True, proximal=True, cautious=True and follows_lr=True"
             )
 
     @property

@@ -74,7 +74,7 @@ class Guard(_StepGuard):
     def _raise(self, buckets: list[Bucket]) -> None:
         """Raise an error with the names of the broken parameters, if any rank has a broken one."""
         step = buckets[0].step
-        step.notes.host("Guard('raise') waits in each step: take 'skip', or 'assert'")
+        step.notes.host("Guard('raise') synchronizes in each step: use 'skip' or 'assert'")
         bad = ~torch.isfinite(torch.cat([largest(bucket.u.tensors) for bucket in buckets]))
         if not _anywhere(bad.any(), step.world_size):
             return

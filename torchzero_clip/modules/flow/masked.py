@@ -71,7 +71,7 @@ def check_outer(rule: Transform) -> None:
     """Raise ValueError if the outer rule has a target, which belongs to the transforms inside."""
     if rule.target != "update":
         raise ValueError(
-            f"{type(rule).__name__}: target belongs to the transforms inside, got {rule.target!r}"
+            f"{type(rule).__name__}: give target to the transforms inside, got {rule.target!r}"
         )
 
 
@@ -80,7 +80,7 @@ def check_keeps(rule: Transform, name: str, tfm: Transform) -> None:
     if dropping(tfm):
         raise ValueError(
             f"{type(rule).__name__}: {name} must return an update for every parameter in every "
-            'step, so nothing in it may have target="grad", drop parameters or end the step, as '
-            f"Freeze, Accumulate and the guards do: put those in front of it, got "
-            f"{getattr(rule, name)!r}"
+            f'step, got {getattr(rule, name)!r}. Put rules that have target="grad", drop '
+            "parameters or end the step, such as Freeze, Accumulate and guards, before "
+            f"{type(rule).__name__}"
         )

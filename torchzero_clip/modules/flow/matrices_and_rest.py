@@ -35,7 +35,7 @@ def matrices_and_rest(model: nn.Module, head: str | None = None) -> dict[str, st
         >>> opt = Modular(model.named_parameters(), two, LR(1e-3))
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"matrices_and_rest: takes the model, a torch.nn.Module, got {model!r}")
+        raise TypeError(f"matrices_and_rest: model must be a torch.nn.Module, got {model!r}")
     modules = dict(model.named_modules())
     embeddings = [m for m in modules.values() if isinstance(m, EMBEDDINGS)]
     if head is not None and head not in modules:

@@ -44,8 +44,8 @@ class Noise(Transform):
 
     widens = True
     impure = (
-        "it draws from a generator in each step, where a replay would draw nothing, and a subclass "
-        "cannot mend that: leave compile out, or Noise"
+        "it draws from a generator in each step, where a replay would draw nothing, and a "
+        "subclass cannot change that: leave compile out, or Noise"
     )
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:

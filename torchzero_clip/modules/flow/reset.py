@@ -103,7 +103,7 @@ class Reset(Transform):
 
     def _reset(self, bucket: Bucket) -> None:
         """Set all state inside back to its first values, even if a parameter has no gradient."""
-        bucket.step.notes.made(f"{bucket.bound.path} begins anew, in this step alone")
+        bucket.step.notes.made(f"{bucket.bound.path} restarts in this step")
         states = bucket.step.states or {}
         for link in bucket.bound.walk():
             if link is bucket.bound or not link.transforms:

@@ -36,8 +36,8 @@ class When(Transform, Sometimes):
     inner = "chain"
     reach = "tensor"
     impure = (
-        "its condition is asked on the host in each step: where a schedule of a live value does "
-        "the same, as one of max_norm, take that"
+        "its condition is computed on the host in each step: if a schedule of a hyperparameter, "
+        "such as max_norm, does the same, use the schedule"
     )
 
     def check(self) -> None:

@@ -33,9 +33,9 @@ def check_shape(rule: Transform, t: Tensor, stacks: bool | None) -> None:
         _refuse(rule, t)
     if t.dim() == 3 and stacks is None:
         raise ValueError(
-            f"{name}: a tensor of shape {tuple(t.shape)} may be a stack of matrices or one matrix: "
-            f"say {name}(stacks=True) for {t.shape[0]} matrices of {t.shape[1]} x {t.shape[2]}, or "
-            f"stacks=False for one of {t.shape[0]} x {t.shape[1] * t.shape[2]}"
+            f"{name}: a tensor of shape {tuple(t.shape)} may be a stack of matrices or one "
+            f"matrix. Write {name}(stacks=True) for {t.shape[0]} matrices of {t.shape[1]} x "
+            f"{t.shape[2]}, or stacks=False for one of {t.shape[0]} x {t.shape[1] * t.shape[2]}"
         )
     if t.dim() > 3 and stacks:
         *outer, rows, columns = t.shape
@@ -51,8 +51,8 @@ def check_shape(rule: Transform, t: Tensor, stacks: bool | None) -> None:
 def _refuse(rule: Transform, t: Tensor) -> NoReturn:
     """Raise ValueError for a tensor that is not a real matrix."""
     raise ValueError(
-        f"{type(rule).__name__} takes real matrices, got shape {tuple(t.shape)} and {t.dtype}: "
-        "give other parameters to another rule, as in Partition or a second optimizer"
+        f"{type(rule).__name__} needs real matrices, got shape {tuple(t.shape)} and {t.dtype}: "
+        "give other parameters to another rule, with Partition or a second optimizer"
     )
 
 

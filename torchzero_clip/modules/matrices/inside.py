@@ -16,8 +16,8 @@ def check_links(links: Sequence[Transform]) -> None:
     """Raise unless the links are a basis and rules whose state can follow into another basis."""
     if len(links) < 2 or not isinstance(links[0], SOAPBasis):
         raise TypeError(
-            "InBasis: links must be a basis and transforms, as InBasis(SOAPBasis(), Adam()), "
-            f"got {links!r}"
+            "InBasis: links must be a basis and transforms, such as InBasis(SOAPBasis(), "
+            f"Adam()), got {links!r}"
         )
     for link in links[1:]:
         _check_inside(link)
@@ -30,7 +30,7 @@ def _check_inside(link: Transform) -> None:
     for drops in dropping(link):
         raise ValueError(
             "InBasis: links must return an update for every parameter in every step: put "
-            f"{type(drops).__name__} in front of it"
+            f"{type(drops).__name__} before it"
         )
     for tfm in link.walk():
         if isinstance(tfm, Transform):
@@ -46,7 +46,8 @@ def _check_state(tfm: Transform) -> None:
     fixed: Any = [name for name in elementwise if kinds.get(name) not in ("linear", "squares")]
     if fixed or (isinstance(tfm, TensorwiseTransform) and tfm.keeps_matrices):
         raise TypeError(
-            f"InBasis: {type(tfm).__name__} keeps {fixed or 'state of matrices'}, which a new "
-            "basis would leave in the old one: a class says in state_kinds = {name: kind} which of "
-            'its state is "linear" in the update, and which has an entry for each of its "squares"'
+            f"InBasis: {type(tfm).__name__} keeps {fixed or 'state of matrices'}, which "
+            "InBasis cannot rotate to a new basis: set state_kinds = {name: kind} in the class, "
+            'with "linear" for state that is linear in the update, and "squares" for averages of '
+            "its squares"
         )

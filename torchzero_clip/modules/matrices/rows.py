@@ -81,8 +81,8 @@ class Rows(TensorwiseTransform):
             or getattr(tfm, "blocks", None)
         ):
             raise TypeError(
-                "Rows: tfm must be a rule that makes a matrix of a matrix, without state, blocks "
-                f"and target of its own, as Orthogonalize(), got {tfm!r}"
+                "Rows: tfm must be a rule from a matrix to a matrix that has no state, blocks or "
+                f"target, such as Orthogonalize(), got {tfm!r}"
             )
 
     def rows_of(self, name: str, param: Tensor) -> Sequence[int]:

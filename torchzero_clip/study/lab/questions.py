@@ -26,9 +26,11 @@ class Question:
         try:
             fields = json.loads(body)
         except (ValueError, RecursionError, MemoryError):  # the last two: too deep nesting
-            raise ValueError("lab: a question is an object in JSON, got something else") from None
+            raise ValueError(
+                "lab: a question must be an object in JSON, got something else"
+            ) from None
         if not isinstance(fields, dict):
-            raise ValueError(f"lab: a question is an object in JSON, got {shown(fields)}")
+            raise ValueError(f"lab: a question must be an object in JSON, got {shown(fields)}")
         self._fields: dict[str, Any] = fields
 
     def __contains__(self, field: str) -> bool:

@@ -275,13 +275,13 @@ class LabHandler(BaseHTTPRequestHandler):
         if not (length.isascii() and length.isdigit()) or "Transfer-Encoding" in self.headers:
             raise Refusal(411, "wanted is a Content-Length")
         if len(length) > 12 or int(length) > limit:
-            raise Refusal(413, f"there may be {limit} bytes")
+            raise Refusal(413, f"at most {limit} bytes are accepted")
         try:
             body = self.rfile.read(int(length))
         except TimeoutError:
             raise Refusal(408, f"{length} bytes did not come in {self.timeout} seconds") from None
         if len(body) < int(length):
-            raise Refusal(400, f"Content-Length says {length} bytes, got {len(body)}")
+            raise Refusal(400, f"Content-Length is {length} bytes, got {len(body)}")
         return body
 
     # ------------------------------------------------------------------ sending

@@ -194,7 +194,7 @@ class LabSession:
         if path:
             live = dict(rules.numbers(rule))
             if tuple(path) not in live:
-                raise ValueError(f"lab: {rule!r} has no live number at {path}; it has {[*live]}")
+                raise ValueError(f"lab: {rule!r} has no hyperparameter at {path}; it has {[*live]}")
             rule = rules.moved(rule, tuple(path), number(value))
         note = ""
         if len(trace.names) == 1 and rule.scope in (None, "layer"):
@@ -378,4 +378,4 @@ def number(text: str) -> float | None:
     try:
         return None if text.strip().lower() in ("", "none") else float(text)
     except ValueError:
-        raise ValueError(f"lab: wanted is a number, got {text!r}") from None
+        raise ValueError(f"lab: wanted must be a number, got {text!r}") from None

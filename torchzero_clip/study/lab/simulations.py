@@ -228,8 +228,8 @@ def together(rule: NormRule, others: Sequence[NormRule], units: int, steps: int)
     size = units * state_size(rule)
     if size > NUMBERS_REMEMBERED:
         raise ValueError(
-            f"lab: {rule!r} remembers {size:,} numbers of this run, and here is room for "
-            f"{NUMBERS_REMEMBERED:,}: let it look back less far"
+            f"lab: {rule!r} stores {size:,} numbers for this run, but the lab has room for "
+            f"{NUMBERS_REMEMBERED:,}: use a shorter window"
         )
     different = {repr(other): other for other in others if repr(other) != repr(rule)}
     (alike, *_) = kinds([rule, *different.values()])

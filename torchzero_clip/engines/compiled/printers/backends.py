@@ -61,8 +61,8 @@ def node_by_node(kind: str) -> str | None:
     if kind in NEEDS and _compiles(kind):
         return None
     return (
-        f"has no kernels for parameters on {kind} here: what is recorded runs operator by "
-        "operator, and leaving compile out is as fast"
+        f"has no kernels for parameters on {kind} here: recorded steps run operator by operator, "
+        "and leaving compile out is as fast"
     )
 
 

@@ -62,7 +62,7 @@ def function(text: str, flags: str | None = None) -> Any:
     except (OSError, AttributeError, subprocess.CalledProcessError) as error:
         why = getattr(error, "stderr", None) or str(error)
         warn(
-            f"{shlex.join(command)} could not build a kernel, whose operators now run one by one, "
+            f"{shlex.join(command)} could not build a kernel, so its operators run one by one, "
             f"which is slower: {why.strip()[-500:]}",
         )
         return None
@@ -139,8 +139,8 @@ def _folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="torchzero_clip_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     warn(
-        f"compiled kernels are not kept for the next process: {why}; name a folder of your own in "
-        "the environment variable TORCHZERO_CLIP_CACHE",
+        f"compiled kernels are not cached for the next process: {why}; set the environment "
+        "variable TORCHZERO_CLIP_CACHE to a folder of your own",
     )
     return folder
 
@@ -149,9 +149,9 @@ def _refused(folder: Path) -> str | None:
     """Return the reason why libraries must not be kept in a folder, or None."""
     status = folder.stat()
     if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
-        return f"{folder} belongs to another user, whose libraries would run here"
+        return f"{folder} belongs to another user, so libraries of that user would run here"
     if status.st_mode & WRITABLE_BY_OTHERS:
-        return f"others can write to {folder}, whose libraries would run here (chmod go-w it)"
+        return f"others can write to {folder}, so their libraries would run here (chmod go-w it)"
     return None if os.access(folder, os.W_OK) else f"{folder} cannot be written to"
 
 

@@ -125,7 +125,7 @@ def _check(kernel: TritonKernel, arguments: Sequence[Any]) -> None:
     devices = {x.device for x in arguments if isinstance(x, Tensor)}
     if len(devices) > 1:
         raise TypeError(
-            f"{kernel.name} takes tensors of one device, got {sorted(map(str, devices))}"
+            f"{kernel.name} needs tensors on one device, got {sorted(map(str, devices))}"
         )
     for (name, kind), x in zip(kernel.signature.items(), arguments, strict=True):
         if isinstance(x, Tensor):

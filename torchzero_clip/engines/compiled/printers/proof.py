@@ -135,8 +135,8 @@ class Trial:
             return True
         WRONG.add(self._kind)
         warn(
-            "compile=True: a kernel does not do what torch's operators do "
-            f"({', '.join(self._words)}): steps run operator by operator from here on, which is "
+            "compile=True: a kernel does not compute the same as torch's operators "
+            f"({', '.join(self._words)}): from now on, steps run operator by operator, which is "
             f"slower; please send us {page}"
         )
         return False

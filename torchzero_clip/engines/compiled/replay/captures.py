@@ -51,7 +51,8 @@ class StepCapture:
             if self._moves == MOVES_BEFORE_WARNING and moved:
                 names, remedies = [" and ".join(words) for words in zip(*moved, strict=True)]
                 warn(
-                    f"captured: {names} lie elsewhere in each step, so none is captured: {remedies}"
+                    f"captured: {names} have other addresses in each step, so no step is "
+                    f"captured: {remedies}"
                 )
             step()  # which loads kernels and sends tables: neither can happen in a capture
             return

@@ -30,8 +30,9 @@ from torchzero_clip.engines.compiled.replay.native_forms import NativeForms, for
 from torchzero_clip.engines.compiled.replay.step_recorder import Refused
 
 UNSAID = (
-    "does not say `pure = True`: that its methods hang on their arguments alone and branch on no "
-    "value. Where that holds say it, and test it by `torchzero_clip.testing.check_pure`"
+    "does not set `pure = True`, which means that its methods depend only on their arguments and "
+    "never branch on a value. If that is true, set it, and test it with "
+    "`torchzero_clip.testing.check_pure`"
 )
 OURS = __name__.partition(".")[0]
 """The name of this library, which the names of its modules begin with."""
@@ -253,7 +254,7 @@ def _impure(transform: Description) -> list[str]:
         known = name in kind.asks or getattr(value, "pure", False)
         ours = (getattr(value, "__module__", None) or "").partition(".")[0] == OURS
         if callable(value) and not (known or ours):
-            reasons.append(f"{name} may do anything: where it is pure say `{name}.pure = True`")
+            reasons.append(f"{name} may do anything: if it is pure, set `{name}.pure = True`")
     return reasons
 
 
@@ -270,5 +271,5 @@ def subclassed(cohorts: Sequence[Cohort], states: States, place: GradPlace) -> s
         here = locals_of(row)
         if not all_here(here):
             kinds = ", ".join(sorted({type(x).__name__ for x in here if type(x) not in REAL}))
-            return f"{what} are no plain tensors ({kinds}): leave compile out"
+            return f"{what} are not plain tensors ({kinds}): leave compile out"
     return None

@@ -45,7 +45,7 @@ NEXT_TWO = (
     "The two steps after {} run without replay, so that this run and one that resumes from its "
     "checkpoint are bitwise identical: if step time matters, do not call it in every step."
 )
-LIKE = "parameters with a gradient", "kinds of live values", "kind of the loss", "measurements"
+LIKE = "parameters with a gradient", "kinds of hyperparameters", "kind of the loss", "measurements"
 """The parts of a step's signature, which two similar steps have in common."""
 
 
@@ -187,7 +187,7 @@ class Replays:
             return ["No step will be replayed:", *[f"- {why}." for why in never]]
         if self._recorded is None:
             if self.why:
-                return [f"The last step was done anew: {self.why}."]
+                return [f"The last step ran without replay: {self.why}."]
             if self._forgotten:
                 return [NEXT_TWO.format(self._forgotten)]
             return ["Nothing in the chain keeps its steps from being replayed."]
@@ -325,7 +325,7 @@ def difference(signature: Sequence[Any], before: Sequence[Any]) -> str:
     changed = [part for part, x, y in zip(LIKE, signature, before, strict=True) if x != y]
     if not changed:
         return "a tensor or number of state, groups or gradients was replaced: write it in place"
-    return f"{' and '.join(changed)} differ from the step before: have the same in each"
+    return f"{' and '.join(changed)} differ from the previous step: keep them the same in each step"
 
 
 def reason(error: Exception) -> str:

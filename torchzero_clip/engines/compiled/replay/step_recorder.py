@@ -115,13 +115,15 @@ class StepRecorder(TorchDispatchMode):
         name = str(func)
         signature = schema(func)
         if "c10d" in func.namespace:
-            raise Refused(f"{name} talks to other ranks: leave that to a rule about norms")
+            raise Refused(
+                f"{name} communicates with other ranks, which only rules about norms may do"
+            )
         if torch.Tag.nondeterministic_seeded in func.tags:
-            raise Refused(f"{name} draws random numbers: make them of group['step']")
+            raise Refused(f"{name} draws random numbers: compute them from group['step']")
         returns_tensors = any(["Tensor" in str(result.type) for result in signature.returns])
         if not (returns_tensors or signature.is_mutable):
             if any([isinstance(t, Tensor) for t in tree_leaves((args, kwargs))]):
-                raise Refused(f"{name} reads a number on the host: choose by torch.where")
+                raise Refused(f"{name} reads a number on the host: use torch.where instead")
             return func(*args, **kwargs)
         inputs = self._graph_arguments((args, kwargs))
         result = self.fake_result(func, *args, **kwargs)
@@ -310,7 +312,7 @@ class _Functions(TorchFunctionMode):
         if recorder._paused:
             return func(*args, **kwargs)
         if func in READS:
-            raise Refused(f"{func.__name__} reads a tensor on the host: choose by torch.where")
+            raise Refused(f"{func.__name__} reads a tensor on the host: use torch.where instead")
         collective_form = form_of(func)
         if collective_form is not None:
             result = recorder.fake_result(collective_form, *args)
