@@ -45,7 +45,7 @@ from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.lists import runner, tape
 from torchzero_clip.engines.compiled.printers import backends, build, cpp
 from torchzero_clip.engines.compiled.printers.program import Launch, Program
-from torchzero_clip.engines.compiled.replay import native_step
+from torchzero_clip.engines.compiled.replay import native_forms, native_step
 
 Chain = Sequence[Transform]
 SHAPES = [(50, 40), (7,), (1,), (), (3, 4, 5), (0,), (64,), *[(8, 8)] * 20]
@@ -833,6 +833,7 @@ def test_after_a_failure_of_the_compiler_programs_run_by_operators(
 ) -> None:
     monkeypatch.setattr(build, "FLAGS", "--there-is-no-such-flag")
     monkeypatch.setattr(native_step, "FLAGS", "--there-is-no-such-flag")
+    monkeypatch.setattr(native_forms, "FLAGS", "--there-is-no-such-flag")
     ours, theirs = params_of(SHAPES), params_of(SHAPES)
     fast = Modular(ours, *CHAINS["between"](), compile=True)
     with pytest.warns(UserWarning, match="could not build a kernel, so its operators run"):
