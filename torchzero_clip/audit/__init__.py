@@ -1,7 +1,7 @@
 """Audits: `audit` finds where a step synchronizes with the GPU, and `audit_clip` checks norms.
 
-Both run on a machine without a GPU. An audit of a step runs the step on a fake GPU, `fake_cuda`,
-and records all operators in a `Ledger`.
+Both run on a machine without a GPU. `audit` runs a step inside `fake_cuda`, which replaces the GPU
+by a fake one. A `Ledger` records all operators of the step.
 """
 
 from torchzero_clip.audit.clip_audit import audit_clip

@@ -68,10 +68,10 @@ def audit_command(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _make_and_params(name: str, shapes: Sequence[str]) -> tuple[Callable[[Any], Any], Any]:
-    """Return the two arguments of `audit` for the function with this name.
+    """Return the two arguments of `audit`, from the function with this name.
 
-    If the function has a required argument, it is the first argument of `audit` itself, and the
-    parameters have the given shapes. Otherwise the function returns both arguments.
+    If the function has a required argument, the function itself is the first argument of `audit`,
+    and the parameters have the given shapes. Otherwise, the function returns both arguments.
     """
     function = function_named(name)
     parameters = inspect.signature(function).parameters.values()

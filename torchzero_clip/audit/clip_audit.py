@@ -1,4 +1,4 @@
-"""An audit of a clip function: gradients with a known norm, in one process and on four ranks."""
+"""Audit a clip function on gradients with a known norm, in one process and on four ranks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from torchzero_clip.audit.clip_trial import CaseResult
 from torchzero_clip.audit.function_names import name_of
 
 SECONDS_PER_FUNCTION = 600
-"""The time limit for all cases of one function."""
+"""The time limit for all cases of one function, in seconds."""
 MODULE = "torchzero_clip.audit.clip_rank"
-"""The module that each rank runs. It is a name, because `python -m` warns about a module that is
-imported already."""
+"""The name of the module that each rank runs. The module itself is not imported here, because
+`python -m` warns if it is imported already."""
 INSIDE = "TORCHZERO_CLIP_AUDIT"
-"""The environment variable that marks the processes of an audit."""
+"""The environment variable that is set in the processes of an audit."""
 
 
 def audit_clip(
@@ -34,11 +34,11 @@ def audit_clip(
     The audit calls `function(parameters, max_norm)` with whole gradients in one process, and with
     sharded gradients in four processes on this machine. No GPU is needed. The function must scale
     `p.grad` in place, and may return the norm. If the function has an argument `case`, it also
-    receives the case: `case.model` is the module of the parameters, and `case.group` is the process
+    receives the case. `case.model` is the module of the parameters. `case.group` is the process
     group of the other pipeline stages, or None.
 
-    The processes import the function by its name. So it must be defined at the top level of a
-    module, and a script must call `audit_clip` below `if __name__ == "__main__":`.
+    The processes import the function by its name. So the function must be defined at the top level
+    of a module. A script must call `audit_clip` below `if __name__ == "__main__":`.
 
     Args:
         function: The function, or its name: "package.module:name" or "file.py:name".
@@ -64,7 +64,7 @@ def audits(
     """Return the reports of several functions.
 
     The same processes run the cases of all functions, one after the other. New processes are
-    started only after an error.
+    started only after an error, and run the remaining cases.
     """
     all_cases = [*IN_ONE_PROCESS, *DISTRIBUTED]
     wanted = all_cases if cases is None else list(cases)
@@ -94,9 +94,9 @@ def audits(
 def _results(
     jobs: Sequence[tuple[str, str]], names: Sequence[str], end: float
 ) -> list[tuple[CaseResult | None, ...]]:
-    """Start processes, and return the results of all ranks for as many jobs as they complete.
+    """Start processes, and return the results of all ranks for the jobs that were completed.
 
-    They complete at least the first job. See `clip_rank.work`.
+    The processes complete at least the first job. See `clip_rank.work`.
     """
     ranks = RANKS if any([case in DISTRIBUTED for _, case in jobs]) else 1
     with tempfile.TemporaryDirectory() as folder:
@@ -143,9 +143,9 @@ def _last_line(text: str) -> str:
 
 
 def _row(case: str, of_ranks: Sequence[CaseResult | None]) -> ClipRow:
-    """Return the row of a case from the results of the ranks.
+    """Return the row of a case from the results of all ranks.
 
-    A case in one process has a result on rank 0 alone.
+    If a case runs in one process, only rank 0 has a result.
     """
     results = [result for result in of_ranks if result is not None]
     wrong = [result for result in results if result["why"]]

@@ -1,7 +1,7 @@
 """The cases of a clip audit: models with known gradients, for each kind of parallelism.
 
-The gradient of each parameter equals the parameter. So the gradients are known, however torch
-shards the parameters.
+The gradient of each parameter equals the parameter. So the gradients are known for every way in
+which torch shards the parameters.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ RANKS = 4
 
 @dataclass
 class ClipCase:
-    """Parameters with gradients on this rank, and the norm of the gradients.
+    """A case: parameters with gradients on this rank, and the norm of the gradients.
 
     Attributes:
         params: The parameters of this rank, in the form that an optimizer receives.
         norm: The norm of the gradients of the whole model, on all ranks.
         model: The module of the parameters, or None if there is none.
         group: The process group of the other pipeline stages, or None.
-        mistakes: The norm that each known mistake gives.
+        mistakes: For each known mistake, the norm that a function with this mistake computes.
         is_nan: Whether the norm is NaN.
-        tolerance: The relative error that a norm may have.
-        share: `max_norm` as a multiple of the norm. The default is a number that changes if it is
-            rounded to bfloat16.
-        as_generator: Whether the function receives a generator, such as `model.parameters()`.
+        tolerance: The relative error that the function's norm may have.
+        share: `max_norm` as a multiple of the norm. Rounding to bfloat16 changes the default value.
+        as_generator: Whether the function receives the parameters as a generator, such as
+            `model.parameters()`.
     """
 
     params: list[nn.Parameter]
@@ -52,7 +52,7 @@ class ClipCase:
 
     @property
     def local_grads(self) -> list[Tensor]:
-        """The gradients on this rank. Of sharded gradients, the local shards."""
+        """The gradients on this rank. For sharded gradients, the local shards."""
         return [local(p.grad) for p in self.params if p.grad is not None]
 
 
@@ -102,38 +102,38 @@ def within() -> ClipCase:
 
 
 def generator() -> ClipCase:
-    """Make a case whose parameters are a generator, which a function can iterate only once."""
+    """Make a case whose parameters are a generator, so that a function can iterate only once."""
     params = four_params()
     return ClipCase(params, norm_of(params), mistakes=local_mistakes(params), as_generator=True)
 
 
 def tiny() -> ClipCase:
-    """Make a case whose squares are zero in float32."""
+    """Make a case with gradients so small that their squares are zero in float32."""
     params = four_params(scale=1e-30)
     return ClipCase(params, norm_of(params), mistakes={"squares vanish in float32": 0.0})
 
 
 def huge() -> ClipCase:
-    """Make a case whose squares are infinite in float32."""
+    """Make a case with gradients so large that their squares overflow float32."""
     params = four_params(scale=1e30)
     return ClipCase(params, norm_of(params), mistakes={"squares overflow float32": math.inf})
 
 
 def float16() -> ClipCase:
-    """Make a case whose squares are infinite in float16. Some of its norms are infinite, too."""
+    """Make a case with gradients so large that their squares and some norms overflow float16."""
     params = four_params(scale=2000.0, dtype=torch.float16)
     mistakes = {"squares or norms overflow float16": math.inf}
     return ClipCase(params, norm_of(params), mistakes=mistakes, tolerance=2e-3)
 
 
 def bfloat16() -> ClipCase:
-    """Make a case of many equal numbers, whose sum stops growing in bfloat16."""
+    """Make a case of many equal numbers. A running sum in bfloat16 stops growing."""
     params = with_gradients([nn.Parameter(torch.full((64, 64), 0.5, dtype=torch.bfloat16))])
     return ClipCase(params, norm_of(params), tolerance=1e-2)
 
 
 def large() -> ClipCase:
-    """Make a case of so many numbers that a running sum in float32 loses the small ones."""
+    """Make a case with 16 million numbers. A running sum in float32 loses the small ones."""
     params = with_gradients([nn.Parameter(random_values(1 << 24, seed=1))])
     rough = params[0].detach().norm().item()
     mistakes = {"a sum in float32 loses what is small": rough}
@@ -159,7 +159,7 @@ def nothing() -> ClipCase:
 
 
 def tied() -> ClipCase:
-    """Make a case with a parameter that is in the list twice, as tied weights may be."""
+    """Make a case in which one parameter is listed twice, as tied weights may be."""
     params = four_params()
     listed = [*params, params[0]]
     mistakes = {"a tensor that is listed twice counts twice": norm_of(listed)}
@@ -217,7 +217,7 @@ def fsdp(hidden: int) -> ClipCase:
 
 
 def fsdp_even() -> ClipCase:
-    """Make a case with gradients large enough to compare their memory with the used memory."""
+    """Make a case with large gradients, so that the used memory can be compared with theirs."""
     return fsdp(4096)
 
 
@@ -227,12 +227,12 @@ def fsdp_uneven() -> ClipCase:
 
 
 def fsdp_empty() -> ClipCase:
-    """Make a case with fewer rows than ranks, so that some shards are empty."""
+    """Make a case with fewer rows than ranks in some parameters, so that some shards are empty."""
     return fsdp(3)
 
 
 def hsdp() -> ClipCase:
-    """Make a case that is sharded over two ranks, with a copy on the two other ranks."""
+    """Make a case that is sharded over two ranks. The two other ranks have a copy."""
     from torch.distributed.fsdp import fully_shard
 
     ranks = mesh(2, 2, names=["copies", "shards"])
@@ -257,7 +257,7 @@ def tensor_parallel() -> ClipCase:
 
 
 def fsdp_and_tensor_parallel() -> ClipCase:
-    """Make a case with tensor parallelism over two ranks, and FSDP over the two others."""
+    """Make a case with tensor parallelism over two ranks, combined with FSDP over two ranks."""
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Replicate, distribute_tensor
 
@@ -296,7 +296,7 @@ def experts() -> ClipCase:
 
 
 def pipeline() -> ClipCase:
-    """Make a case with two pipeline stages. Two ranks each hold a copy of the same stage."""
+    """Make a case with two pipeline stages. Each stage has a copy on two ranks."""
     model = small_model(16)
     norm = norm_of(model.parameters())
     rank = dist.get_rank()
@@ -323,7 +323,7 @@ def sharded_nan() -> ClipCase:
 
 
 def local_mistakes(params: Sequence[Tensor]) -> dict[str, float]:
-    """Return the norms that known mistakes give in one process."""
+    """Return the norms that functions with known mistakes compute in one process."""
     norms = [norm_of([p]) for p in params]
     return {
         "norms of tensors are added, not their squares": sum(norms),
@@ -333,7 +333,7 @@ def local_mistakes(params: Sequence[Tensor]) -> dict[str, float]:
 
 
 def mistakes_of_ranks(local_grads: Sequence[Tensor]) -> dict[str, float]:
-    """Return the norms that known mistakes give on several ranks."""
+    """Return the norms that functions with known mistakes compute on several ranks."""
     norms: list[float] = [0.0] * dist.get_world_size()
     dist.all_gather_object(norms, norm_of(local_grads))
     squares = sum([norm * norm for norm in norms])

@@ -1,4 +1,4 @@
-"""The process that `audit_clip` starts for each rank. It runs cases one after the other."""
+"""The program that `audit_clip` starts for each rank. It runs cases one after the other."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from torchzero_clip.audit.clip_trial import CaseResult, try_case
 from torchzero_clip.audit.function_names import function_named
 
 COLLECTIVE_TIMEOUT = 20
-"""The seconds that a rank waits for the other ranks in a collective."""
+"""The time in seconds that a rank waits for the other ranks in a collective."""
 RANK_TIMEOUT = 30 * COLLECTIVE_TIMEOUT
-"""The seconds that a rank waits until the other ranks have finished a case."""
+"""The time in seconds that a rank waits until the other ranks have finished a case."""
 
 
 def _result(function: Callable[..., Any], make: Callable[[], ClipCase]) -> CaseResult:
@@ -41,14 +41,13 @@ def _first_line(text: str) -> str:
 def work(jobs: Sequence[tuple[str, str]], folder: str, ranks: int, rank: int) -> None:
     """Run cases on one rank, and write the results to a file in the folder.
 
-    If a function raises an error on some ranks or does not end in the same way on all ranks, ranks
-    may wait for each other. This process then stops, and new processes run the rest of the jobs.
-    This process cannot start a second process group, because DTensor and the function may still
-    hold the first one.
+    A function may raise an error on some ranks only, or may end differently on different ranks.
+    Then ranks may wait for each other. In this case, this process stops, and new processes run the
+    remaining jobs. This process cannot start a second process group, because DTensor and the
+    function may still hold the first one.
 
     Args:
-        jobs: Pairs of the name of a function and the name of a case. A case in one process runs on
-            rank 0 alone.
+        jobs: Pairs of a function name and a case name. A case in one process runs on rank 0 alone.
         folder: A folder for files that the ranks share.
         ranks: The number of ranks.
         rank: The number of this rank.
@@ -83,7 +82,8 @@ def work(jobs: Sequence[tuple[str, str]], folder: str, ranks: int, rank: int) ->
 def _exchanged(file: Path, text: str, ranks: int, rank: int) -> list[str]:
     """Send a text to all ranks, and return the texts of all ranks.
 
-    They are sent through files, because after an error the ranks may be in different collectives.
+    The texts are sent through files. After an error, ranks may be in different collectives, so they
+    cannot communicate by collectives.
     """
     part = file.with_suffix(f".part{rank}")
     end = time.monotonic() + RANK_TIMEOUT

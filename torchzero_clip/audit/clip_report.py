@@ -12,13 +12,13 @@ class ClipRow:
 
     Attributes:
         case: The name of the case.
-        right: Whether the norm, the gradients and the memory are as they should be.
+        right: Whether the norm, the gradients and the used memory are correct.
         expected: The norm of the gradients.
-        found: The norm that the function returned on the first rank with a problem, or on rank 0 if
-            there is no problem. None if the function returned nothing or raised an error.
-        fresh: The most new memory that the function used at the same time, divided by the memory of
-            the gradients of a rank. None if the gradients are too small to compare.
-        why: The error, with the likely cause if it is known. "" if everything is right.
+        found: The norm that the function returned on the first rank with a problem. If no rank has
+            a problem, the norm on rank 0. None if the function returned nothing or raised an error.
+        fresh: The peak of the new memory that the function used, divided by the memory of the
+            gradients of a rank. None if the gradients are too small to compare.
+        why: The error, with the likely cause if the cause is known. "" if everything is right.
     """
 
     case: str
@@ -43,7 +43,7 @@ class ClipReport:
 
     @property
     def right(self) -> bool:
-        """Whether the function is right in all cases."""
+        """Whether all cases are right."""
         return all([row.right for row in self.rows])
 
     def as_dict(self) -> dict[str, Any]:

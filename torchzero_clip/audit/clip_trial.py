@@ -15,9 +15,9 @@ from torchzero_clip.audit.clip_cases import ClipCase
 from torchzero_clip.core.torch_private import TorchDispatchMode, tree_leaves
 
 MEMORY_ALLOWED = 1.75
-"""The new memory that a clip function may use, as a multiple of the gradients of a rank."""
+"""A clip function may use new memory of at most this multiple of the memory of the gradients."""
 MEASURED_BYTES = 2**15
-"""The smallest gradients of a rank, in bytes, for which the used memory is compared with theirs."""
+"""The audit compares the used memory only if the gradients of a rank have at least these bytes."""
 
 
 class CaseResult(TypedDict):
@@ -26,8 +26,8 @@ class CaseResult(TypedDict):
     Attributes:
         expected: The norm of the gradients.
         found: The norm that the function returned, or None.
-        fresh: The new memory that the function used, divided by the memory of the gradients of the
-            rank. None if the gradients are too small to compare.
+        fresh: The peak of the new memory that the function used, divided by the memory of the
+            gradients of the rank. None if the gradients are too small to compare.
         why: The error, or "" if everything is right.
         raised: Whether the function raised an error.
     """
@@ -40,7 +40,7 @@ class CaseResult(TypedDict):
 
 
 class PeakMemory(TorchDispatchMode):
-    """A context manager that measures how much memory new tensors use at the same time.
+    """A context manager that measures the peak of the memory of new tensors.
 
     Attributes:
         peak: The largest number of bytes so far.
@@ -75,7 +75,7 @@ def _tensors(x: Any) -> list[Tensor]:
 
 
 def try_case(function: Callable[..., Any], case: ClipCase) -> CaseResult:
-    """Call a clip function in one case on this rank, and compare its norm and the gradients."""
+    """Call a clip function in one case on this rank, and check the norm and the gradients."""
     max_norm = 1.0 if case.is_nan or case.norm == 0 else case.share * case.norm
     before = [t.clone() for t in case.local_grads] if case.norm and not case.is_nan else []
     keywords = {"case": case} if "case" in _arguments(function) else {}
@@ -94,7 +94,7 @@ def try_case(function: Callable[..., Any], case: ClipCase) -> CaseResult:
 
 
 def _wrong_norm(norm: float | None, case: ClipCase) -> str:
-    """Return what is wrong about the norm that a function returned, or ""."""
+    """Return the error in the norm that a function returned, or "" if the norm is right."""
     if norm is None:
         return ""
     if case.is_nan:
@@ -104,7 +104,7 @@ def _wrong_norm(norm: float | None, case: ClipCase) -> str:
 
 
 def _wrong_gradients(before: Sequence[Tensor], case: ClipCase, returns_norm: bool) -> str:
-    """Return what is wrong about the gradients that a function has scaled, or ""."""
+    """Return the error in the gradients that a function has scaled, or "" if they are right."""
     factor = min(case.share, 1.0)
     pairs = [(t, old * factor) for t, old in zip(case.local_grads, before, strict=False)]
     ratios = [(t.double().norm() / right.double().norm()).item() for t, right in pairs if t.numel()]
@@ -130,7 +130,7 @@ def _near(x: float, y: float, tolerance: float) -> bool:
 
 
 def _cause(found: float, case: ClipCase) -> str:
-    """Return what is wrong about a norm, with the cause if a known mistake gives the same norm."""
+    """Return a message about a wrong norm. If a known mistake gives the same norm, name it."""
     ratio = found / case.norm if case.norm else math.inf
     message = f"the norm is {ratio:.4g} of the right one"
     for mistake, norm in case.mistakes.items():

@@ -1,10 +1,10 @@
-"""A fake GPU: tensors on `cuda:0` that have a shape and no values, on a machine without CUDA.
+"""A fake GPU: tensors on `cuda:0` that have a shape but no values, on a machine without CUDA.
 
 torch's fake tensors do nearly all of the work. Indexing and copies between devices also need a
-device guard, a C++ object that selects the device. Without CUDA there is no such guard, and the
-guard of a CUDA build calls the driver. So the fake GPU gets the guard of the CPU, which does
-nothing. If this build of torch does not export the table of guards, `python_reads` replaces the
-methods that need one.
+device guard, which is a C++ object that selects the device. Without CUDA there is no such guard. In
+a CUDA build of torch, the guard calls the driver. So the fake GPU gets the guard of the CPU, which
+does nothing. If this build of torch does not export the table of guards, `python_reads` replaces
+the methods that need a guard.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from torchzero_clip.core.torch_private import (
 CPU = 0  # the number of this kind of device in c10
 CUDA = 1
 GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
-"""The name of c10's table of device guards, which has a pointer for each kind of device."""
+"""The name of c10's table of device guards. It has a pointer for each kind of device."""
 C10 = {"darwin": "libc10.dylib", "win32": "c10.dll"}
 ALIGNMENT = 512
-"""The address of every tensor is a multiple of these bytes, as CUDA's allocator has it."""
+"""The address of every tensor is a multiple of this number of bytes, as with CUDA's allocator."""
 
 
 class FakeMemory(FakeTensorMode):  # type: ignore[misc, valid-type, unused-ignore]
-    """A mode whose fake tensors have memory addresses, so that shared memory can be recognized."""
+    """A mode whose fake tensors have memory addresses, to show which tensors share memory."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -61,7 +61,7 @@ class FakeMemory(FakeTensorMode):  # type: ignore[misc, valid-type, unused-ignor
         return result
 
     def _place(self, memory: torch.UntypedStorage) -> None:
-        """Give memory an address, and reuse addresses of freed memory as CUDA's allocator does."""
+        """Give memory an address. Reuse the addresses of freed memory, as CUDA's allocator does."""
         size = -(-max(memory.nbytes(), 1) // ALIGNMENT) * ALIGNMENT
         free = self._free.setdefault(size, [])
         if not free:
@@ -74,10 +74,10 @@ class FakeMemory(FakeTensorMode):  # type: ignore[misc, valid-type, unused-ignor
 
 @contextmanager
 def fake_cuda() -> Iterator[FakeMemory]:
-    """Return a context manager inside which all new tensors are fake, and `cuda:0` exists.
+    """Return a context manager in which all new tensors are fake and the device `cuda:0` exists.
 
     Nothing is computed, and tensors have no values. To read values on the host, open a `Ledger`
-    inside the block. Needs torch 2.9 or newer.
+    inside the block. `fake_cuda` needs torch 2.9 or newer.
 
     Example:
         >>> import torch
@@ -93,10 +93,10 @@ def fake_cuda() -> Iterator[FakeMemory]:
 
 
 def twin(params: Any, device: str = "cuda:0") -> list[torch.nn.Parameter]:
-    """Return fake copies of the parameters, for a block of `fake_cuda`.
+    """Return fake copies of the parameters. Call it inside a block of `fake_cuda`.
 
-    Each copy has the shape and dtype of its parameter, and a gradient unless the parameter is
-    frozen.
+    Each copy has the shape and dtype of the parameter. It also has a gradient, unless the parameter
+    is frozen.
 
     Args:
         params: Parameters or tensors on any device.
@@ -114,7 +114,7 @@ def twin(params: Any, device: str = "cuda:0") -> list[torch.nn.Parameter]:
 
 @cache
 def _has_guard() -> bool:
-    """Return whether CUDA has a device guard. Without a GPU, give it the guard of the CPU first."""
+    """Return whether CUDA has a device guard. Without a GPU, CUDA first gets the CPU's guard."""
     if torch.cuda.is_available():
         return True
     library = Path(torch.__file__).parent / "lib" / C10.get(sys.platform, "libc10.so")

@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 from torchzero_clip.audit.ledger import Ledger, Request, differences
 
 LOOP_LENGTH = 4
-"""The fewest tensors of a loop. With fewer, a loop over tensors looks like single calls."""
+"""The smallest number of tensors for which a line is reported as a loop over tensors."""
 MEMORY_SHARE = 0.5
-"""The share of the gradients' memory that a line may allocate without a finding."""
+"""A line may allocate this share of the gradients' memory without a finding."""
 MEMORY_BYTES = 4096
-"""The bytes that a line may allocate without a finding."""
+"""A line may allocate this number of bytes without a finding."""
 WAITS = {"read": "the host reads a value", "copy": "host and device copy", "wait": "waits inside"}
 
 
@@ -26,15 +26,15 @@ class Finding:
     """A line of code with a problem.
 
     Attributes:
-        kind: The kind of problem. "read", "copy" and "wait" make the host wait for the device: the
-            line reads a value, copies between devices, or calls an operator that synchronizes
-            inside. "change" and "refusal" prevent a CUDA graph: the line does something else in
-            each step, or torch refuses to capture the optimizer. "loop" and "memory" only cost
-            time or memory: the line starts a kernel for each tensor, or allocates as much memory
-            as the model has.
+        kind: The kind of problem. The host waits for the device if a line reads a value ("read"),
+            copies between devices ("copy"), or calls an operator that synchronizes ("wait"). A CUDA
+            graph is impossible if a line does something else in each step ("change"), or if torch
+            refuses to capture the optimizer ("refusal"). A line only costs time if it starts a
+            kernel for each tensor ("loop"). A line only costs memory if it allocates a large share
+            of the memory of the gradients ("memory").
         where: The file and line.
-        what: The problem in words.
-        times: The number of times in one step.
+        what: A description of the problem.
+        times: The number of times that the problem occurs in one step.
         called: If `where` is a line of torch, the file and line of the code that called torch.
     """
 
@@ -75,7 +75,7 @@ def changes(one: Ledger, other: Ledger) -> list[Finding]:
 
 
 def refusals(optimizers: Iterable[Optimizer]) -> Iterator[Finding]:
-    """Yield a finding for each optimizer of torch that was made without `capturable=True`."""
+    """Yield a finding for each torch optimizer that was made without `capturable=True`."""
     for opt in optimizers:
         bases = type(opt).__mro__[:-2]  # without Optimizer and object
         is_of_torch = any([base.__module__.startswith("torch.optim.") for base in bases])
@@ -111,7 +111,7 @@ def memory(ledger: Ledger, size: int) -> Iterator[Finding]:
 
     Args:
         ledger: The ledger of a step.
-        size: The bytes of all gradients.
+        size: The number of bytes of all gradients.
     """
     fresh: Counter[str] = Counter()
     for request in ledger.requests:
@@ -135,7 +135,7 @@ def _first_of_each_line(requests: Iterable[Request]) -> list[Request]:
 
 
 def _counted(findings: Iterable[Finding]) -> list[Finding]:
-    """Return each finding once, with the number of times that it is in the list."""
+    """Return each finding once, with the number of times that the finding occurs."""
     return [
         Finding(x.kind, x.where, x.what, times, x.called) for x, times in Counter(findings).items()
     ]

@@ -1,4 +1,4 @@
-"""Functions by the names under which another process imports them."""
+"""Import functions by name, and return the names by which another process can import them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Ledger: a list of the operators that a step asks of a fake GPU, on which nothing is computed.
+"""Ledger: a record of all operators that a step calls on a fake GPU, which computes nothing.
 
 A ledger records kernel calls, views, values that the host reads, copies between devices,
-collectives and new memory. It does not record time or the results of kernels. It cannot look inside
-an operator either. A few operators are known to synchronize inside: `WAITS` lists them.
+collectives and new memory. It does not record times or results. A ledger also cannot look inside an
+operator. Some operators are known to synchronize inside. `WAITS` lists these operators.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from torchzero_clip.core.torch_private import TorchDispatchMode, known_number, s
 from torchzero_clip.engines.compiled.printers import launches
 
 WAITS = ("cholesky", "eig", "eigh", "eigvals", "inv", "lstsq", "lu_factor", "solve", "svd")
-"""Operators of torch.linalg that synchronize inside, or may do so. Fake tensors do not show it."""
+"""Operators of torch.linalg that may synchronize inside. Fake tensors do not show this."""
 AUDIT = Path(__file__).parent
 TORCH = Path(torch.__file__).parent
 TORCH_CALLERS = tuple([str(TORCH / part) for part in ("optim", "nn", "amp", "distributed")])
-"""The parts of torch that call operators as users do. The other files of torch only pass calls on,
-so no request names their lines."""
+"""The parts of torch that call operators as users do. Other files of torch only pass calls on, so a
+request never names a line of such a file."""
 PASSING_ON = (launches, foreach, torch_private, tensorlist)
 """Modules of this library that only pass calls on to torch or to Triton."""
 SILENT = (str(TORCH), str(AUDIT), *[str(module.__file__) for module in PASSING_ON])
-"""Files whose lines no request names. The request names the code that called them instead."""
+"""A request never names a line of these files. It names the code that called them instead."""
 READS_ALLOWED = 20_000
-"""The most values that a step may read. A loop that runs until a value is small would never end,
-because fake tensors have no values."""
+"""The largest number of values that a step may read. Fake tensors have no values, so a loop that
+runs until a value is small would never end."""
 FAST_NORMS = (1, 2, math.inf)
 """The orders of norms that torch computes for many tensors in one kernel."""
 
 
 class Request(NamedTuple):
-    """One operator that a step asked of the device.
+    """One operator that a step called on the device.
 
     Attributes:
-        kind: A "call" starts a kernel. A "view" starts none. "memory" is allocated, but not
-            written. A "read" is a value that the host waits for. A "copy" moves data from one
-            device to another. A "collective" exchanges data with other processes.
+        kind: A "call" starts a kernel. A "view" starts no kernel. A "memory" request allocates
+            memory and does not write it. A "read" is a value that the host waits for. A "copy"
+            moves data between two devices. A "collective" exchanges data with other processes.
         name: The name of the operator in torch.
-        calls: The number of kernels that the operator starts. A foreach operator that cannot take
-            torch's fast route starts one kernel for each tensor.
-        given: The arguments, in a form that can be compared with another step: all numbers, and the
-            dtype, shape and address of each tensor. A tensor that this step allocated has no
-            address.
+        calls: The number of kernels that the operator starts. A foreach operator starts one kernel
+            for each tensor if it cannot use torch's fast route.
+        given: The arguments, in a form that can be compared with another step. They contain all
+            numbers, and the dtype, shape and address of each tensor. A tensor that this step
+            allocated has no address.
         where: The file and line of the code that called the operator.
         waits: Whether the operator synchronizes inside.
         called: If `where` is a line of torch, the file and line of the code that called torch.
@@ -91,27 +91,27 @@ class HostScalar(NamedTuple):
     """A 0-dim CPU tensor among the arguments of an operator.
 
     Attributes:
-        number: The value, or NaN if the value is not known. NaN equals nothing, so an unknown value
-            always counts as a change.
+        number: The value, or NaN if the value is not known. NaN is not equal to any number, so an
+            unknown value always counts as a change.
     """
 
     number: float
 
 
 class NeedsValues(RuntimeError):
-    """An error for a step that cannot continue without values, which fake tensors do not have."""
+    """An error that says that a step needs values, which fake tensors do not have."""
 
 
 class Ledger(TorchDispatchMode):
-    """A context manager that records what a block asks of the device, inside `fake_cuda`.
+    """A context manager that records all operators that a block calls, inside `fake_cuda`.
 
-    If the block reads a value on the host, the ledger records the read, and the block continues
-    with 1, or with False for a bool. If a shape depends on values, the block cannot continue: the
-    ledger raises `NeedsValues`, and the message names the line.
+    If the block reads a value on the host, the ledger records the read. The block then continues
+    with the value 1, or False for a bool. If a shape depends on values, the block cannot continue.
+    The ledger then raises `NeedsValues` with a message that names the line.
 
     Attributes:
         requests: All requests of the block, in order.
-        fresh: The number of bytes that the block allocated, whether or not it freed them.
+        fresh: The number of bytes that the block allocated, including memory that it has freed.
         peak: The largest number of allocated bytes that were in use at the same time.
 
     Example:
@@ -202,7 +202,7 @@ class Ledger(TorchDispatchMode):
         return result
 
     def _read(self, func: Any, name: str, args: Any, kwargs: Any, inputs: list[Tensor]) -> Any:
-        """Record that the host reads a value. Return the value if it is known, and otherwise 1."""
+        """Record that the host reads a value. Return the value if it is known, otherwise 1."""
         if any([t.is_cuda for t in inputs]):
             self._record("read", name, (args, kwargs))
             self._count_of_reads += 1
@@ -225,7 +225,7 @@ class Ledger(TorchDispatchMode):
         self.requests.append(request)
 
     def _comparable(self, x: Any) -> Any:
-        """Return an argument in a form that can be compared with the argument of another step."""
+        """Return an argument in a form that can be compared with an argument of another step."""
         if isinstance(x, Tensor):
             if not x.is_cuda and not x.dim():
                 return HostScalar(known_number(x))
@@ -241,7 +241,7 @@ class Ledger(TorchDispatchMode):
         return str(type(x))  # NaN too: it would not equal the NaN of another step
 
     def _allocate(self, memory: torch.UntypedStorage) -> None:
-        """Count new memory as in use until it is freed."""
+        """Count new memory as used until it is freed."""
         size = memory.nbytes()
         self._allocated.add(memory)
         self.fresh += size
@@ -256,8 +256,8 @@ class Ledger(TorchDispatchMode):
 def run_step(step: Callable[[], object], ledger: Ledger) -> None:
     """Run a step inside a ledger.
 
-    Every audited step starts here, so that `_where` can tell the frames of the step from the frames
-    of the audit and of its caller.
+    Every audited step starts here. So `_where` can distinguish the frames of the step from the
+    frames of the audit and of its caller.
     """
     with ledger:
         step()
@@ -268,7 +268,7 @@ def ledgers(make: Callable[[Any], Any], params: Any, steps: int = 3) -> list[Led
 
     Args:
         make: A function of the parameters. It returns an optimizer, or a function that does a step.
-        params: Fake parameters with gradients, as `twin` returns them.
+        params: Fake parameters with gradients, such as the result of `twin`.
         steps: The number of steps.
 
     Example:
@@ -290,10 +290,10 @@ def ledgers(make: Callable[[Any], Any], params: Any, steps: int = 3) -> list[Led
 
 
 def differences(one: Ledger, other: Ledger) -> Iterator[tuple[Request, str]]:
-    """Yield each request of the second of two steps that differs from the first, and the reason.
+    """Compare two steps. Yield each request of the second step that differs, and the reason.
 
-    A CUDA graph can replay a step only if there is no difference, because the numbers among the
-    arguments and the addresses of tensors are fixed in the graph.
+    A CUDA graph can replay a step only if there is no difference. The graph contains the numbers
+    among the arguments and the addresses of tensors, and cannot change them.
     """
     for a, b in zip(one.requests, other.requests, strict=False):
         if (a.kind, a.name, a.calls) != (b.kind, b.name, b.calls):
@@ -307,7 +307,7 @@ def differences(one: Ledger, other: Ledger) -> Iterator[tuple[Request, str]]:
 
 
 def same(one: Ledger, other: Ledger) -> str | None:
-    """Return None if two steps ask the same of the device, and otherwise the first difference.
+    """Return None if two steps call the same operators, otherwise the first difference.
 
     Args:
         one: The ledger of a step.
@@ -328,7 +328,7 @@ def _is_mask(t: Tensor) -> bool:
 
 
 def _needs_values(func: Any, inputs: Sequence[Tensor], kwargs: dict[str, Any]) -> bool:
-    """Return whether an operator makes the host wait for a number or for a shape."""
+    """Return whether the host must wait for a number or a shape from an operator."""
     if torch.Tag.data_dependent_output in func.tags:
         return True
     if torch.Tag.dynamic_output_shape not in func.tags:
@@ -340,9 +340,9 @@ def _needs_values(func: Any, inputs: Sequence[Tensor], kwargs: dict[str, Any]) -
 
 
 def _counts_a_mask(name: str, args: Sequence[Any]) -> bool:
-    """Return whether an operator writes elements through a mask, for which torch counts them.
+    """Return whether an operator writes through a mask whose true elements torch must count.
 
-    Torch does not count them if all of them get the same number from the host.
+    Torch does not count the elements if all of them get the same number from the host.
     """
     if not name.startswith(("aten.index_put", "aten._index_put", "aten._unsafe_index_put")):
         return False
@@ -352,7 +352,7 @@ def _counts_a_mask(name: str, args: Sequence[Any]) -> bool:
 
 
 def _kind(name: str, tensors: Sequence[Tensor], works: bool) -> str | None:
-    """Return the kind of a request, or None if only the host takes part.
+    """Return the kind of a request, or None if the operator runs only on the host.
 
     Args:
         name: The name of the operator.
@@ -374,9 +374,10 @@ def _kind(name: str, tensors: Sequence[Tensor], works: bool) -> str | None:
 
 
 def _kernels(name: str, args: Sequence[Any]) -> int:
-    """Return how many kernels an operator starts.
+    """Return the number of kernels that an operator starts.
 
-    A foreach operator starts one kernel on torch's fast route, and otherwise one for each tensor.
+    A foreach operator starts one kernel on torch's fast route. Otherwise it starts one kernel for
+    each tensor.
     """
     if not name.startswith("aten._foreach_"):
         return 1
@@ -408,7 +409,7 @@ def _takes_fast_route(name: str, args: Sequence[Any], lists: Sequence[Sequence[T
 
 
 def _is_dense(t: Tensor) -> bool:
-    """Return whether the elements of a tensor fill one piece of memory, each element once."""
+    """Return whether the elements of a tensor fill one piece of memory without gaps or overlap."""
     if t.is_contiguous():
         return True
     expected_stride = 1
@@ -427,14 +428,14 @@ def _waits(name: str) -> bool:
 
 
 def _stand_in(dtype: torch.dtype) -> bool | int | float:
-    """Return the number with which a block continues after it has read an unknown value."""
+    """Return the number with which a block continues after the host has read an unknown value."""
     if dtype == torch.bool:
         return False
     return 1.0 if dtype.is_floating_point else 1
 
 
 def _change(before: tuple[Any, ...], now: tuple[Any, ...]) -> str:
-    """Return how the arguments of an operator differ from its arguments in the step before."""
+    """Return how the arguments of an operator differ from the arguments in the step before."""
     for old, new in zip(before, now, strict=False):
         if old == new:
             continue
@@ -448,7 +449,7 @@ def _change(before: tuple[Any, ...], now: tuple[Any, ...]) -> str:
 
 
 def _shown(argument: Any) -> Any:
-    """Return an argument as messages show it."""
+    """Return an argument in the form that messages show."""
     if isinstance(argument, TensorArgument):
         return f"a tensor of {argument.dtype} and shape {argument.shape}"
     return f"{argument:.4g}" if isinstance(argument, float) else argument
@@ -457,8 +458,8 @@ def _shown(argument: Any) -> Any:
 def _where() -> tuple[str, str]:
     """Return the file and line that called the current operator, and the line that called torch.
 
-    The second text is empty unless the first is a line of torch. It is also empty if the step is a
-    method of torch, because then the audit is the caller.
+    The second text is empty unless the first text names a line of torch. If the step is a method of
+    torch, the second text is also empty, because the audit is the caller.
     """
     in_torch = ""
     for frame, line in traceback.walk_stack(None):
@@ -474,5 +475,5 @@ def _where() -> tuple[str, str]:
 
 
 def lines(requests: Iterable[Request]) -> list[str]:
-    """Return the place and the operator of each request, in order and without repetition."""
+    """Return the line and the operator of each request, in order and without repetition."""
     return list(dict.fromkeys(map(str, requests)))

@@ -1,4 +1,7 @@
-"""The share of a step's updates that rounding loses, measured on the CPU against float32 copies."""
+"""Lost updates: the share of a step's updates that are lost in rounding.
+
+The share is measured on the CPU, by a comparison with a step in float32.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from torchzero_clip.core.sharding.layout import local
 
 HALF = (torch.bfloat16, torch.float16)
 SAMPLE_SIZE = 2**22
-"""The number of elements that take the step. Of a larger model, the first rows of each tensor."""
+"""The number of elements that take part in the step. For a larger model, only the first rows of
+each tensor take part."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Lost:
 
     Attributes:
         moving: The number of elements that the step changes in float32.
-        stayed: The number of moving elements that the step does not change in half precision.
+        stayed: The number of these elements that the step does not change in half precision.
         rounding: The optimizer's option `rounding`, or "" if the optimizer has none.
         ended: The reason why the step could not run on the CPU, or "" if it ran.
     """
@@ -35,7 +39,7 @@ class Lost:
 
     @property
     def share(self) -> float:
-        """The share of lost updates: `stayed / moving`."""
+        """The share of updates that are lost: `stayed / moving`."""
         return self.stayed / max(self.moving, 1)
 
     def __str__(self) -> str:
@@ -50,13 +54,14 @@ class Lost:
 
 
 def lost_in(make: Callable[[Any], Any], named_or_not: Sequence[Any]) -> Lost | None:
-    """Return how many updates of a step are lost in rounding.
+    """Return the number of updates of a step that are lost in rounding.
 
     The result is None if no parameter is in half precision, or if a parameter has no values.
 
     Args:
         make: A function of the parameters. It returns an optimizer, or a function that does a step.
-        named_or_not: Parameters, or pairs of a name and a parameter. `make` receives the same.
+        named_or_not: Parameters, or pairs of a name and a parameter. `make` receives copies in the
+            same form.
     """
     params = [x[1] if isinstance(x, tuple) else x for x in named_or_not]
     if not any([p.dtype in HALF for p in params]) or any([p.is_meta for p in params]):
@@ -72,7 +77,7 @@ def lost_in(make: Callable[[Any], Any], named_or_not: Sequence[Any]) -> Lost | N
 def _compared(
     make: Callable[[Any], Any], named_or_not: Sequence[Any], low: Sequence[Parameter]
 ) -> Lost:
-    """Do a step of parameters and of their float32 copies, and compare which elements move."""
+    """Run a step on parameters and on their float32 copies, and compare which elements change."""
     high = [Parameter(p.detach().float(), requires_grad=p.requires_grad) for p in low]
     for p, copied in zip(low, high, strict=True):
         copied.grad = None if p.grad is None else p.grad.float()
@@ -90,10 +95,10 @@ def _compared(
 
 
 def _sample(params: Sequence[Tensor]) -> list[Parameter]:
-    """Return copies of the parameters on the CPU, with gradients, and of at most `SAMPLE_SIZE`.
+    """Return copies of the parameters on the CPU, with gradients.
 
-    A parameter without a gradient gets a random one. Random gradients of all elements together have
-    a norm of about 1.
+    The copies have about `SAMPLE_SIZE` elements at most. A parameter without a gradient gets a
+    random gradient. The random gradients of all parameters together have a norm of about 1.
     """
     elements = max(sum([p.numel() for p in params]), 1)
     copies = []
@@ -117,7 +122,7 @@ def _sample(params: Sequence[Tensor]) -> list[Parameter]:
 def _after_a_step(
     make: Callable[[Any], Any], named_or_not: Sequence[Any], copies: Sequence[Parameter]
 ) -> Any:
-    """Do one step of the copies, and return the optimizer or the function that did the step."""
+    """Run one step on the copies, and return the optimizer or the function that did the step."""
     pairs = zip(named_or_not, copies, strict=True)
     optimizer = make([(x[0], p) if isinstance(x, tuple) else p for x, p in pairs])
     for group in getattr(optimizer, "param_groups", []):

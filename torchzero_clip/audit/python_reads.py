@@ -1,8 +1,8 @@
-"""Operations that Python does on a fake tensor without torch's operators, made visible to a ledger.
+"""Python reads: make a ledger see what Python does with fake tensors without torch's operators.
 
-For example, `print(x)` copies a tensor to the host, but not by an operator. If the device has no
-guard, torch cannot index, move or read a tensor by its usual methods either. The functions of this
-module replace these methods by the operators that they stand for.
+For example, `print(x)` copies a tensor to the host, but no operator does this copy. If the device
+has no guard, torch also cannot index, move or read a tensor by the usual methods. The functions of
+this module replace all these methods by calls of operators.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ SHOWING_VALUES: dict[str, Callable[..., Any]] = {
 
 
 def _get(x: Tensor, index: Any) -> Tensor:
-    """Return x[index]: views for one dim after the other, then all tensors and masks together."""
+    """Return x[index]. Views are made dim by dim, then all tensors and masks index together."""
     index = index if isinstance(index, tuple) else (index,)
     indexed_dims = sum([_dims(i) for i in index])
     dim = 0
@@ -106,7 +106,7 @@ def _set(x: Tensor, index: Any, value: Any) -> None:
 
 
 def _dims(i: Any) -> int:
-    """Return how many dims of a tensor one part of an index uses."""
+    """Return the number of tensor dims that one part of an index uses."""
     if isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8):
         return i.dim()
     return 0 if i is None or i is ... else 1
@@ -121,7 +121,7 @@ def _without_ellipsis(index: tuple[Any, ...], rest: int) -> list[Any]:
 
 
 def _to(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    """Return `x.to(device, dtype, non_blocking, copy)`, for all forms of the arguments."""
+    """Return x.to(device, dtype, non_blocking, copy). All forms of the arguments are accepted."""
     wanted = {"device": x.device, "dtype": x.dtype, **options}
     for value in arguments:
         if isinstance(value, Tensor):

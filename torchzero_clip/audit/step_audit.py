@@ -1,7 +1,7 @@
-"""An audit of a step: whether it synchronizes with the GPU, and which lines are the reason.
+"""Audit a step: report whether the step synchronizes with the GPU, and which lines do so.
 
-The audit needs no GPU, and nothing is computed. It runs three steps on a fake GPU and compares the
-last two.
+The audit needs no GPU and computes nothing. It runs three steps on a fake GPU and compares the last
+two steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torchzero_clip.audit.lost_updates import Lost, lost_in
 STEPS = 3
 BASELINE = "clip_grad_norm_ and AdamW(fused=True)"
 LINES_SHOWN = 8
-"""The most lines of one kind in the text of a report. `findings` has all lines."""
+"""The largest number of lines of one kind in the text of a report. `findings` has all lines."""
 SCALER = (
     'torch disables GradScaler("cuda") where it has no CUDA, and an enabled one may read in each '
     "step whether a gradient is infinite"
@@ -43,18 +43,19 @@ class StepReport:
 
     Attributes:
         name: The name of the optimizer or of the function.
-        tensors: The number of tensors that have a gradient.
+        tensors: The number of parameters that have a gradient.
         calls: The number of kernels that a step starts.
-        fresh: The largest number of bytes that a step allocates at the same time.
+        fresh: The peak of the memory that a step allocates, in bytes.
         collectives: The number of collectives in a step, such as all-reduces.
-        findings: The lines with a problem.
-        ended: The reason why the step could not be completed, or "". The report covers only the
-            part of the step before that.
+        findings: The lines of code with a problem.
+        ended: The reason why the step could not be completed, or "" if it was completed. An
+            incomplete report covers only the first part of the step.
         on_gpu: The lines that synchronized on the GPU of this machine, according to
             `torch.cuda.set_sync_debug_mode`. None if this machine has no GPU.
-        beside: A baseline: the report of `torch.nn.utils.clip_grad_norm_` with a fused AdamW.
-        lost: The updates that rounding loses, measured on the CPU. None if no parameter is in half
-            precision, or if a parameter has no values.
+        beside: A baseline: the report of `torch.nn.utils.clip_grad_norm_` with a fused AdamW. None
+            in the report of the baseline itself.
+        lost: The updates that are lost in rounding, measured on the CPU. None if no parameter is in
+            half precision, or if a parameter has no values.
     """
 
     name: str
@@ -81,7 +82,7 @@ class StepReport:
     def capturable(self) -> bool:
         """Whether a CUDA graph can capture the step.
 
-        It can if the step never synchronizes, and if every step makes the same calls.
+        The step must never synchronize, and every step must make the same calls.
         """
         return not self.ended and not self.of("read", "copy", "wait", "change", "refusal")
 
@@ -134,17 +135,17 @@ def _size(count: float) -> str:
 def audit(make: Callable[[Any], Any], params: Any) -> StepReport:
     """Run a step on a fake GPU, and report where the step synchronizes with the GPU.
 
-    The report also lists the lines that prevent a CUDA graph, and the lines that start a kernel for
-    each tensor or allocate much memory. If parameters are in half precision, the report includes
-    the share of the updates that is lost in rounding.
+    The report also lists the lines that prevent a CUDA graph. It lists the lines that start a
+    kernel for each tensor or allocate much memory, too. If parameters are in half precision, the
+    report includes the share of the updates that are lost in rounding.
 
-    No GPU is needed. Needs torch 2.9 or newer.
+    `audit` needs no GPU. It needs torch 2.9 or newer.
 
     Args:
-        make: A function that receives fake copies of the parameters, which have gradients. It
-            returns an optimizer, such as a `torch.optim.Optimizer`, a `Modular` or a `Clipper`, or
-            a function that does a step. An optimizer that already exists cannot be audited, because
-            its state and its closures hold other tensors.
+        make: A function that receives fake copies of the parameters. The copies have gradients. The
+            function returns an optimizer, or a function that does a step. An optimizer can be a
+            `torch.optim.Optimizer`, a `Modular` or a `Clipper`. An optimizer that already exists
+            cannot be audited, because its state and its closures hold other tensors.
         params: Parameters on any device, or pairs of a name and a parameter. `make` receives copies
             in the same form.
 
@@ -176,7 +177,7 @@ def audit(make: Callable[[Any], Any], params: Any) -> StepReport:
 def assert_no_waits(make: Callable[[Any], Any], params: Any) -> None:
     """Raise an `AssertionError` if a step synchronizes with the GPU. The error lists the lines.
 
-    Use it in a test. No GPU is needed.
+    Use this function in a test. It needs no GPU.
 
     Args:
         make: A function that returns an optimizer, as for `audit`.
@@ -197,7 +198,7 @@ def assert_no_waits(make: Callable[[Any], Any], params: Any) -> None:
 
 
 def by_hand(params: Any) -> Callable[[], None]:
-    """Return the step of the baseline: torch's clipping by norm and its fused AdamW."""
+    """Return the step of the baseline: clipping by norm and a fused AdamW, both from torch."""
     tensors = _tensors(params)
     opt = torch.optim.AdamW(tensors, fused=True, capturable=True)
 
@@ -253,7 +254,7 @@ def trial(make: Callable[[Any], Any], params: Sequence[Any]) -> StepReport:
 
 
 def _ledgers_of(step: Callable[[], Any], params: Sequence[Any]) -> tuple[list[Ledger], str]:
-    """Return the ledgers of some steps, and the reason if a step could not be completed."""
+    """Return the ledgers of all steps, and the reason if a step could not be completed, or ""."""
     ledgers: list[Ledger] = []
     grads = [p.grad for p in params]
     for _ in range(STEPS):
@@ -268,7 +269,7 @@ def _ledgers_of(step: Callable[[], Any], params: Sequence[Any]) -> tuple[list[Le
 
 
 def _step_of(stepper: Any) -> Callable[[], Any]:
-    """Return the function that does a step of an optimizer, a clipper, or a function itself."""
+    """Return the step function of an optimizer or a clipper, or a function itself."""
     if isinstance(stepper, Attached):
         raise TypeError(
             "audit: `make` must return the optimizer that has the handle, not the handle"
@@ -283,7 +284,7 @@ def _step_of(stepper: Any) -> Callable[[], Any]:
 
 @contextmanager
 def _scalers() -> Iterator[list[GradScaler]]:
-    """Collect the scalers that torch disables inside the block, because it has no CUDA."""
+    """Collect the scalers that torch disables inside the block because CUDA is missing."""
     init = GradScaler.__init__
     disabled: list[GradScaler] = []
 
@@ -302,7 +303,7 @@ def _scalers() -> Iterator[list[GradScaler]]:
 
 
 def _name(make: Any, stepper: Any) -> str:
-    """Return the name of a report: the class of the optimizer, or the name of the function."""
+    """Return the name for a report: the class of the optimizer, or the name of the function."""
     if hasattr(stepper, "step"):
         return type(stepper).__name__
     return str(getattr(make, "__name__", type(make).__name__))
@@ -313,20 +314,20 @@ def _tensors(params: Sequence[Any]) -> list[Any]:
 
 
 def _twins(params: Sequence[Any], device: str = "cuda:0") -> list[Any]:
-    """Return fake copies of the parameters, with the name of each parameter that has a name."""
+    """Return fake copies of the parameters. Parameters with names become pairs again."""
     pairs = zip(params, twin(_tensors(params), device), strict=True)
     return [(x[0], copied) if isinstance(x, tuple) else copied for x, copied in pairs]
 
 
 def _uncompiled() -> AbstractContextManager[Any]:
-    """Return a context manager inside which functions under torch.compile run uncompiled."""
+    """Return a context manager in which torch.compile does not compile functions."""
     # If nobody has imported torch._dynamo, nothing is compiled, and importing it takes long.
     is_imported = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if is_imported else nullcontext()
 
 
 def on_gpu(make: Callable[[Any], Any], params: Sequence[Any]) -> list[str]:
-    """Return the lines of a step that synchronize on the GPU of this machine, as torch reports."""
+    """Return the lines that synchronize when a step runs on the GPU of this machine."""
     twins = _twins(params, "cuda")
     for t in _tensors(twins):
         t.data.normal_()

@@ -1,4 +1,4 @@
-"""Checks of the arguments of `Recover` and of its methods."""
+"""Check the arguments of `Recover` and of its methods."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_run(opt: Any, model: Any, parts: Any) -> list[Any]:
 
 
 def check_numbers(options: dict[str, Any]) -> None:
-    """Check the numbers that `Recover` was given, alone and together."""
+    """Check the numeric arguments of `Recover`, each alone and all together."""
     for name, value in options.items():
         if name == "sigmas":
             is_valid = type(value) in (int, float) and value >= 0
@@ -83,7 +83,7 @@ def check_slower(opt: Modular | Attached, slower: Any) -> tuple[float, int]:
 
 
 def loss_of(loss: Any) -> Tensor | float | None:
-    """Check the loss of a step, and return it as a tensor without dims, a float, or None."""
+    """Check the loss of a step, and return it as a 0-dim tensor, a float, or None."""
     if loss is None:
         return None
     if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():

@@ -1,6 +1,7 @@
-"""The decision whether training diverges, from the losses of steps and the steps a guard skipped.
+"""Judging: decide whether training diverges, from losses and from steps that a guard skipped.
 
-It needs only numbers. So a recorded run can be judged in the same way as a run that is training.
+The decision needs only numbers. So a recorded run can be judged in the same way as a run that is
+training.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ class Look(NamedTuple):
     """The facts about one step that `Recover` checks.
 
     Attributes:
-        loss: The loss of the step, averaged over the ranks that reported a loss. 0 if none did.
+        loss: The loss of the step, averaged over the ranks that reported one. 0 if no rank did.
         broken: Whether the loss of any rank is NaN or infinite.
         skipped: Whether a guard skipped the step.
         told: Whether any rank reported a loss.
-        moved: Whether the optimizer took a step. It did not if a GradScaler skipped the step, or if
-            gradients are accumulated over several batches.
+        moved: Whether the optimizer took a step. It takes no step if a GradScaler skips the step,
+            or while gradients are accumulated over several batches.
     """
 
     loss: float
@@ -38,9 +39,9 @@ def limit_of(losses: Sequence[float], sigmas: float, window: int) -> float:
 
     Args:
         losses: The last good losses, at most `window`.
-        sigmas: The limit is this number of standard deviations above the mean of `losses`. It is
-            infinite while there are fewer than `window / 2` losses.
-        window: The most losses that `Recover` remembers.
+        sigmas: The limit is this number of standard deviations above the mean of `losses`. As long
+            as there are fewer than `window / 2` losses, the limit is infinite.
+        window: The largest number of losses that `Recover` stores.
     """
     if 2 * len(losses) < window or len(losses) < 2:
         return math.inf

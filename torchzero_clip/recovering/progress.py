@@ -1,4 +1,4 @@
-"""Progress: the state of `Recover` itself, and what it needs to know about other ranks."""
+"""Progress: the state of `Recover` itself, and the results of all ranks that a check needs."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from torchzero_clip.recovering.judging import Look
 
 @dataclass
 class Progress:
-    """The position of a run, and the recent losses by which its next steps are judged.
+    """The position of a run, and the recent losses with which a check compares new losses.
 
-    All numbers of batches count from 1.
+    Batches are numbered from 1.
 
     Attributes:
-        rows: A row for each step since the last check: the loss, and a number that is not zero if a
-            guard skipped the step.
-        count: The number of steps. A rollback sets it back.
-        told: For each step in `rows`, whether it had a loss.
-        moved: For each step in `rows`, whether the optimizer took a step.
+        rows: A row for each step since the last check. It has the loss, and a number that is not
+            zero if a guard skipped the step.
+        count: The number of steps. A rollback sets this number back.
+        told: For each step in `rows`, whether the step had a loss.
         losses: The losses of the last good steps.
         drawn: The number of batches that the loader has returned.
         ends: The value of `drawn` at the last check and after each step in `rows`.
-        bad: The batches of bad steps since the last snapshot.
+        bad: The batches of the bad steps since the last snapshot.
         left_out: The batches that training leaves out.
         again: The number of rollbacks since the last new snapshot.
-        slow_until: The step until which the learning rate is smaller.
+        slow_until: The step until which the learning rate is reduced.
     """
 
     rows: Tensor
@@ -51,8 +50,8 @@ class Progress:
     def read(self) -> tuple[list[Look], bool]:
         """Return the steps since the last check, and whether every step had a loss on all ranks.
 
-        All ranks get the same result. Only a check calls this method, because it synchronizes with
-        the GPU.
+        All ranks get the same result. Only a check calls this method, because reading the losses
+        synchronizes with the GPU.
         """
         losses, why = self.rows[: len(self.told)].unbind(1)
         has_loss, moved = torch.tensor([self.told, self.moved], device=losses.device)
@@ -83,14 +82,14 @@ def is_distributed() -> bool:
 
 
 def rank_and_world() -> tuple[int, int]:
-    """Return the number of this rank, and the number of ranks."""
+    """Return the index of this rank, and the number of ranks."""
     if not is_distributed():
         return 0, 1
     return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
 def all_agree(flag: bool, device: torch.device) -> bool:
-    """Return whether a flag is set on all ranks."""
+    """Return whether a flag is set on every rank."""
     if rank_and_world()[1] == 1:
         return flag
     flags = torch.tensor(int(flag), dtype=torch.int32, device=device)

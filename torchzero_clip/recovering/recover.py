@@ -88,22 +88,23 @@ class Recover:
     Training then continues without the bad batches. For each rollback, `Recover` issues a warning.
 
     If the run diverges again before there is a new snapshot, `Recover` rolls back again. After
-    `most / 2` rollbacks without a new snapshot it uses the older snapshot. After `most` rollbacks
-    it raises a `RuntimeError`. If the run diverges before the first snapshot, it raises a
-    `RuntimeError`, too.
+    `most / 2` rollbacks without a new snapshot, `Recover` uses an older snapshot. After `most`
+    rollbacks, `Recover` raises a `RuntimeError`. If the run diverges before the first snapshot,
+    `Recover` also raises a `RuntimeError`.
 
     Between two checks, `Recover` does not synchronize with the GPU.
 
-    An optimizer has one `Recover`. A new `Recover` for the same optimizer replaces the old one.
+    An optimizer has at most one `Recover`. If you create a new `Recover` for the same optimizer, it
+    replaces the old one.
 
     Args:
         opt: A `Modular`, or the handle that `attach` returned.
         model: The model that the optimizer trains.
-        every: The number of steps between two snapshots, a multiple of `check`. The first snapshot
-            is taken at the first check. `Recover` delays a snapshot until a check finds no bad step
-            and `safe_to_save` finds no NaN.
-        keep: The number of snapshots in host memory. Each is as large as the weights and the
-            optimizer state together.
+        every: The number of steps between two snapshots. It must be a multiple of `check`. The
+            first snapshot is taken at the first check. `Recover` delays a snapshot until a check
+            finds no bad step and `safe_to_save` finds no NaN.
+        keep: The number of snapshots in host memory. Each snapshot is as large as the weights and
+            the optimizer state together.
         parts: Other objects with `state_dict` and `load_state_dict` that a rollback restores, such
             as learning rate schedulers, a `GradScaler`, a `Recorder`, or a data loader.
         check: The number of steps between two checks.
@@ -113,14 +114,15 @@ class Recover:
             than `window / 2` good losses, no finite loss is bad.
         most: The number of rollbacks without a new snapshot after which `Recover` raises a
             `RuntimeError`.
-        slower: A factor for the learning rate, and the number of steps after a rollback for which
-            the factor holds. `(0.5, 100)` halves the learning rate for 100 steps.
+        slower: A pair: a factor for the learning rate, and the number of steps after a rollback
+            during which the factor applies. For example, `(0.5, 100)` halves the learning rate for
+            100 steps.
 
     Attributes:
         events: All rollbacks, each as a `Back`.
-        now: The progress of the run. `now.count` is the number of steps, without the steps that
-            were rolled back. `now.left_out` is a list of the batches that training leaves out. The
-            first batch of training has number 1.
+        now: The progress of the run. `now.count` is the number of steps that were not rolled back.
+            `now.left_out` is a list of the batches that training leaves out. Batches are numbered
+            from 1.
 
     Example:
         >>> import torch
@@ -194,7 +196,7 @@ class Recover:
     def remove(self) -> None:
         """Remove the hooks from the optimizer. After that, `step` raises an error.
 
-        A new `Recover` for the same optimizer calls this method of the old one.
+        A new `Recover` for the same optimizer removes the hooks of the old one.
         """
         for hook in self._hooks:
             hook.remove()
@@ -204,7 +206,7 @@ class Recover:
     # ------------------------------------------------------------------ in the loop
 
     def batches(self, loader: Iterable[T]) -> Iterator[T]:
-        """Yield the batches of a loader, except those that training leaves out.
+        """Yield the batches of a loader, except the batches that training leaves out.
 
         If the loader is in `parts`, a rollback sets it back, and only the bad batches are left out.
         Any other loader continues with its next batch, so a rollback leaves out all batches since
@@ -237,12 +239,13 @@ class Recover:
         each batch. In distributed training, call it on all ranks in every iteration.
 
         Args:
-            loss: The loss of the step: a number, or a tensor with one element, which stays on its
-                device. Without a loss, `Recover` instead looks for NaN and infinity in the weights
-                and in the optimizer state. For that, it reads all their memory every `check` steps.
+            loss: The loss of the step: a number, or a tensor with one element. A tensor stays on
+                its device. Without a loss, `Recover` instead looks for NaN and infinity in the
+                weights and in the optimizer state. To do so, it reads all weights and state every
+                `check` steps.
 
         Returns:
-            A `Back` if this call has rolled back the run, and otherwise None.
+            A `Back` if this call has rolled back the run, otherwise None.
         """
         loss = loss_of(loss)
         need(self._hooks, REMOVED, RuntimeError)
@@ -301,7 +304,7 @@ class Recover:
             need(not is_loader or part is self._loader, message, RuntimeError)
 
     def _take(self, accumulating: bool = False) -> None:
-        """Take a snapshot. If there is no unused one, overwrite the oldest."""
+        """Take a snapshot. If all snapshots are in use, overwrite the oldest one."""
         snapshot = self._spare.pop() if self._spare else self._ring.pop(0)
         snapshot.take(copy.deepcopy(self.now), accumulating)
         self._ring.append(snapshot)
@@ -349,7 +352,7 @@ class Recover:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Make the learning rate smaller for this step, if the last rollback was recent."""
+        """Reduce the learning rate for this step if the last rollback was recent."""
         self._restore_rates()  # torch calls no hook after a step that raises an error
         if self.now.count >= self.now.slow_until:
             return None
@@ -378,9 +381,9 @@ class Recover:
         self._restore_rates()
 
     def _restore_rates(self) -> None:
-        """Restore the learning rates, because schedulers multiply the rate that they find.
+        """Restore the learning rates, because a scheduler multiplies the current learning rate.
 
-        A learning rate that was changed during the step stays.
+        If the learning rate was changed during the step, keep the change.
         """
         for group, rate, smaller in self._rates:
             current = group["lr"]
@@ -405,10 +408,10 @@ class Recover:
         save it on every rank.
 
         Args:
-            snapshots: Whether to include the snapshots. Each is as large as the weights and the
-                optimizer state together. Without snapshots, a run that loads the checkpoint takes
-                a snapshot at the first check that finds no bad step. It cannot roll back before
-                that.
+            snapshots: Whether to include the snapshots. Each snapshot is as large as the weights
+                and the optimizer state together. If the checkpoint has no snapshots, the resumed
+                run takes a snapshot at the first check that finds no bad step. Before that check,
+                it cannot roll back.
         """
         saved = [
             {**snapshot.state_dict(), "progress": snapshot.progress.state_dict()}
@@ -449,9 +452,9 @@ class Recover:
         self._moved = False
 
     def _progress(self, saved: Mapping[str, Any]) -> Progress:
-        """Return the progress of a state dict, with rows for the steps until the next check.
+        """Return the progress in a state dict, with rows for the steps until the next check.
 
-        If `check` has changed, the next check comes earlier or later than it would have come.
+        If `check` has changed, the next check comes earlier or later than planned.
         """
         progress = Progress(**{**saved, "rows": self.now.rows})
         seen = len(progress.told)
@@ -468,7 +471,7 @@ ACTIVE: weakref.WeakKeyDictionary[Optimizer, weakref.ref[Recover]] = weakref.Wea
 
 
 def weak_hook(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a hook that calls a method without keeping the object of the method alive.
+    """Return a hook that calls a method. The hook does not keep the object of the method alive.
 
     torch.compile does not trace the hook.
     """

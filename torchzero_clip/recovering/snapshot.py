@@ -1,9 +1,9 @@
-"""Snapshot: a copy of everything that a run needs to continue from a step, in host memory.
+"""Snapshot: a copy in host memory of everything that a run needs to continue from a step.
 
-A snapshot copies each tensor once. A rollback copies it back into the same tensor, so that nothing
-exists twice and compiled steps are replayed as before. The host memory is used again for later
-snapshots. Copies from a GPU go to pinned memory in the order of the stream, so the host does not
-wait for them. (No test has run this on a GPU.)
+A snapshot copies each tensor once. A rollback copies the values back into the same tensors. So no
+tensor is allocated twice, and compiled steps are replayed as before. Later snapshots reuse the host
+memory. Copies from a GPU go to pinned memory in the order of the stream, so the host does not wait
+for them. (No test has run this on a GPU.)
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from torchzero_clip.optimizer.chain_runner import ChainRunner
 from torchzero_clip.recovering.progress import Progress
 
 PARAMS = "params"
-"""The key of a group that has its parameters."""
+"""The key of a parameter group under which its parameters are stored."""
 REASON = "recover.load_state_dict()"
 """The reason that `explain()` gives if the next steps are not replayed."""
 
 
 class DictCopy(NamedTuple):
-    """A dict that the run changes, and a copy of its contents.
+    """A dict that changes during training, and a copy of its contents.
 
     Attributes:
-        path: The name of the dict in a state dict of the snapshot.
+        path: The name of the dict in the state dict of a snapshot.
         entries: The dict itself.
-        contents: The copy, with the same tensors.
+        contents: A shallow copy. It has the same tensors as the dict.
     """
 
     path: str
@@ -53,9 +53,9 @@ class Gradient(NamedTuple):
 
     Attributes:
         param: The parameter.
-        own: Whether the gradient is in the place that the optimizer was given instead of `.grad`.
+        own: Whether the gradient is stored in the place that replaces `.grad` for the optimizer.
         layout: How the gradient is sharded, or None.
-        host: The copy of the gradient, or of its local shard.
+        host: The copy of the gradient (or of its local shard) on the host.
     """
 
     param: Tensor
@@ -68,14 +68,14 @@ class Snapshot:
     """A copy of a run in host memory, to which a rollback returns.
 
     Args:
-        optimizers: The optimizers. A snapshot has their state and everything in their groups.
-        model: The model. A snapshot has its parameters, its buffers, and what its modules return
-            from `get_extra_state`.
+        optimizers: The optimizers. A snapshot copies their state and their parameter groups.
+        model: The model. A snapshot copies the parameters, the buffers, and the results of
+            `get_extra_state` of all modules.
         parts: Other objects with a state dict.
 
     Attributes:
         progress: The progress of the run when the snapshot was taken.
-        hosts: The copies of tensors.
+        hosts: The copies of tensors on the host.
     """
 
     progress: Progress
@@ -99,8 +99,8 @@ class Snapshot:
 
         Args:
             progress: The progress of the run.
-            accumulating: Whether the gradients are being accumulated over several batches. Only
-                then are they copied, because otherwise the optimizer has used them.
+            accumulating: Whether gradients are being accumulated over several batches. In this
+                case, the gradients are copied, too. Otherwise the optimizer has used them already.
         """
         reshard(self._model)
         self._params = self._all_params()
@@ -169,13 +169,13 @@ class Snapshot:
     # ------------------------------------------------------------------ the parts of a run
 
     def _all_params(self) -> list[Tensor]:
-        """Return the parameters of the model, and the parameters that only a group has."""
+        """Return the parameters of the model, and those that are only in a parameter group."""
         groups = [group for opt in self._optimizers for group in opt.param_groups]
         params = [*self._model.parameters(), *[p for group in groups for p in group[PARAMS]]]
         return list({id(p): p for p in params}.values())
 
     def _live_dicts(self) -> Iterator[tuple[str, dict[Any, Any]]]:
-        """Yield the dicts that the run changes, each with its path in a state dict."""
+        """Yield the dicts that change during training, each with its path in a state dict."""
         places = {p: i for i, p in enumerate(self._all_params())}
         for i, opt in enumerate(self._optimizers):
             yield f"{i}/state", opt.state
@@ -203,9 +203,9 @@ class Snapshot:
     def state_dict(self) -> dict[str, Any]:
         """Return everything except `progress`, as plain data and tensors on the host.
 
-        After this call, a rollback to this snapshot makes the engines record steps again instead of
-        replaying them. A run that loads the state dict has to record its steps, too. The two runs
-        would otherwise differ by rounding.
+        If the run is rolled back to this snapshot after this call, the engines record steps again
+        instead of replaying them. A run that loads the state dict also has to record its steps.
+        Without this rule, the two runs would differ by rounding.
         """
         if any([host.is_pinned() for host in self.hosts]):
             torch.cuda.synchronize()  # copies to pinned memory may not be complete
@@ -234,7 +234,7 @@ class Snapshot:
     def _saved(
         self, contents: Mapping[Any, Any], copies: Mapping[int, Tensor], index: Mapping[int, int]
     ) -> dict[str, Any]:
-        """Return a dict for a file: with copies of tensors, and with indices of parameters."""
+        """Return a dict for a file. Tensors become their copies, and parameters become indices."""
         saved: dict[str, Any] = {}
         for key, x in contents.items():
             if key == PARAMS:
@@ -244,9 +244,9 @@ class Snapshot:
         return saved
 
     def load_state_dict(self, saved: Mapping[str, Any], progress: Progress) -> None:
-        """Become the snapshot that `state_dict` returned. The run itself does not change.
+        """Load a snapshot that `state_dict` returned. The run itself does not change.
 
-        The model, the optimizers and the parts of the saved run must be loaded already.
+        The model, the optimizers and the parts of the saved run must have been loaded before.
         """
         params = self._all_params()
         live = dict(self._live_dicts())
@@ -296,7 +296,7 @@ class Snapshot:
         self.progress = progress
 
     def _pair(self, here: Any, host: Tensor) -> Tensor:
-        """Note which tensor of the run a copy belongs to. Make the tensor if there is none."""
+        """Note the tensor of the run that a copy belongs to. Create the tensor if there is none."""
         if not isinstance(here, Tensor) or local(here).shape != host.shape:
             here = host.to(local(self._params[0]).device, copy=True)
         self._pairs.append((here, host))
@@ -304,7 +304,7 @@ class Snapshot:
 
 
 def copied(live: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return a copy of a dict and of the lists in it, with the same tensors."""
+    """Return a copy of a dict and of its lists. The tensors are not copied."""
     return {key: list(x) if type(x) is list else x for key, x in live.items()}
 
 
@@ -313,7 +313,7 @@ def on_host(t: Tensor, host: Tensor | None) -> Tensor:
 
     Args:
         t: The tensor.
-        host: An older copy. Its memory is used again if the shape and the dtype are the same.
+        host: An older copy, or None. If its shape and dtype are the same, its memory is reused.
     """
     here = local(t).detach()
     if host is None or (host.shape, host.dtype) != (here.shape, here.dtype):
@@ -330,7 +330,7 @@ SETTERS: dict[str, Callable[[Any], Any]] = {
 
 
 def random_states() -> dict[str, Any]:
-    """Return the random states of Python, torch and, if it is imported, NumPy, as plain data."""
+    """Return the random states of Python, torch and NumPy (if it is imported) as plain data."""
     states: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state_all()

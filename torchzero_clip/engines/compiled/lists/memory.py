@@ -1,4 +1,4 @@
-"""Memory: the buffers in which a tape's values are, and the spare buffers for new values."""
+"""Memory: the buffers that store the values of a tape, and the spare buffers for new values."""
 
 from __future__ import annotations
 
@@ -26,20 +26,25 @@ PARAMETERS = 0
 GRADIENTS = 1
 """The index of the buffer of gradients, on every tape."""
 WIDE = -1
-"""The index for parameters in float32 that are stored as two halves; it is no buffer."""
+"""A placeholder index for parameters whose float32 values are stored as two halves.
+
+No buffer has this index."""
 WIDE_GRADIENTS = -2
-"""The index for gradients of half precision in float32; it is no buffer."""
+"""A placeholder index for the float32 values of half-precision gradients.
+
+No buffer has this index."""
 SPARES_KEPT = 2  # spare buffers that last from step to step, of a bucket
 Family: TypeAlias = "weakref.WeakKeyDictionary[Any, None]"
-"""The tapes that share memory. A dictionary keeps the order in which its keys were added. The order
-of a WeakSet depends on addresses, so two runs, or two ranks, would differ."""
+"""The tapes that share memory. They are the keys of a dictionary, because a dictionary keeps the
+order in which keys were added. The order of a WeakSet depends on addresses, so the order would
+differ between two runs or two ranks."""
 
 
 class Cell:
-    """The place of a list's values: a buffer, or a value of a tape that is in no buffer yet.
+    """A reference to the values of a list: a buffer, or a recorded value that is not in a buffer.
 
-    A list shares its cell with the lists that borrow it. So they have one memory, and they see what
-    is written to it.
+    A list shares its cell with the lists that borrow it. So all these lists have the same memory,
+    and a write to this memory changes all of them.
     """
 
     __slots__ = ("__weakref__", "buffer", "value")
@@ -53,14 +58,18 @@ class Memory(Nodes):
     """The buffers of one bucket: parameters, gradients, state, and spare buffers for other values.
 
     Attributes:
-        buffers: All buffers of the tape; code refers to a buffer by its index.
-        lasting: The buffers of parameters, gradients and state, which no other list may use.
-        spares: The buffers for new values.
-        shown: The spare buffers whose tensors, or views of them, other code may have.
-        taken: The buffers whose tensors the running rule has read; None outside of a rule.
+        buffers: All buffers of the tape. Code refers to a buffer by its index.
+        lasting: The indices of the buffers of parameters, gradients and state. No other list may
+            use these buffers.
+        spares: The indices of the buffers for new values.
+        shown: The indices of the spare buffers whose tensors other code may hold, also as views.
+        taken: The indices of the buffers whose tensors the running rule has read. None outside of a
+            rule.
         cells: The cells of all lists on this tape that still exist.
-        elements: The places of elements in whole parameters, if stochastic rounding needs them.
-        beside: The buffer that completes low-precision parameters: lower halves or Kahan sums.
+        elements: The places of elements in whole parameters. None unless stochastic rounding needs
+            the places.
+        beside: The index of the buffer that completes low-precision parameters. It has lower halves
+            or Kahan sums.
     """
 
     def __init__(
@@ -99,7 +108,7 @@ class Memory(Nodes):
         self.beside = GRADIENTS
 
     def hold(self, tensors: Sequence[Tensor], name: Hashable = None) -> int:
-        """Return the buffer of these tensors; a buffer with a name is kept from step to step."""
+        """Return the index of the buffer of these tensors. A named buffer is kept between steps."""
         for i, buffer in enumerate(self.buffers):
             if buffer.tensors[0] is tensors[0] and all(map(operator.is_, buffer.tensors, tensors)):
                 return i
@@ -113,7 +122,7 @@ class Memory(Nodes):
         return len(self.buffers) - 1
 
     def _copied(self, tensors: Sequence[Tensor]) -> int:
-        """Return a buffer that lasts, into which the recorded step copies these tensors."""
+        """Return a permanent buffer, into which the recorded step copies these tensors."""
         for known, i in self._copies:
             if len(known) == len(tensors) and all(map(operator.is_, known, tensors)):
                 return i
@@ -132,7 +141,7 @@ class Memory(Nodes):
         return buffer
 
     def lent(self, buffer: int) -> list[Tensor]:
-        """Return the tensors of a buffer, which the caller may write."""
+        """Return the tensors of a buffer. The caller may write to these tensors."""
         tensors = self.buffers[buffer].tensors
         if self.skip and buffer in self.lasting:
             self.skip.hold(tensors)
@@ -141,13 +150,13 @@ class Memory(Nodes):
     # ------------------------------------------------------------------ spare buffers
 
     def cell(self, buffer: int | None = None, value: int = -1) -> Cell:
-        """Return a new cell for a list: of a buffer, or of a value that is in no buffer yet."""
+        """Return a new cell for a buffer, or for a value that is not in a buffer yet."""
         cell = Cell(buffer, value)
         self.cells[cell] = None
         return cell
 
     def show(self, buffer: int) -> None:
-        """Note that the caller gets the tensors of a buffer, and may keep them without a list."""
+        """Note that other code has received the tensors of a buffer, and may keep the tensors."""
         if buffer in self.spares:
             self.shown.add(buffer)
         if self.taken is not None:
@@ -155,9 +164,10 @@ class Memory(Nodes):
 
     @contextmanager
     def showing(self) -> Iterator[None]:
-        """Run a rule in the block; memory that the rule has read may be reused after it.
+        """Return a context manager in which a rule runs.
 
-        At the end of the block, the result of the rule must be a list of this tape.
+        After the block, the tape may reuse memory that the rule has read. At the end of the block,
+        the result of the rule must be a list of this tape.
         """
         shown = set(self.shown)
         taken = self.taken
@@ -167,7 +177,7 @@ class Memory(Nodes):
         self.taken = taken
 
     def _spare(self, dtype: torch.dtype, used: set[int | None]) -> int:
-        """Return a spare buffer that no list uses, from an earlier step if possible."""
+        """Return a spare buffer that no list uses. Use one from an earlier step if possible."""
         for i in self.spares:
             if i not in used and self.buffers[i].dtype == dtype and self._free(i):
                 return i
@@ -187,13 +197,17 @@ class Memory(Nodes):
         return self._spare(dtype, used)  # lists of another tape may use it
 
     def fresh(self, dtype: torch.dtype) -> int:
-        """Return a buffer of new memory."""
+        """Allocate a buffer, and return its index."""
         params = self.buffers[PARAMETERS].tensors
         tensors = self.runner.memory(lambda: [torch.empty_like(t, dtype=dtype) for t in params])
         return self.hold(tensors)
 
     def _free(self, spare: int) -> bool:
-        """Return whether a spare buffer is not shown, and shares no memory with other lists."""
+        """Return whether a spare buffer may be used for new values.
+
+        Other code must not hold tensors of the buffer. The buffer must not share memory with other
+        lists.
+        """
         if spare in self.shown:
             return False
         others = [buffer for tape in self.family for buffer in tape.loose(self)]
@@ -203,7 +217,7 @@ class Memory(Nodes):
     def loose(self, asked: Memory) -> list[Buffer]:
         """Return the buffers that may overlap spare buffers of the tape `asked`.
 
-        For its own tape, they are the buffers that are neither lasting nor spare.
+        If `asked` is this tape, they are the buffers that are neither lasting nor spare.
         """
         loose = {cell.buffer for cell in self.cells} - {None, PARAMETERS, GRADIENTS}
         loose -= {WIDE, WIDE_GRADIENTS}
@@ -215,5 +229,5 @@ class Memory(Nodes):
 
 
 def _copy(x: Tensor) -> Tensor:
-    """Return a copy of a number, which a recorded step reads when it is replayed."""
+    """Return a copy of a number as a tensor. A replayed step reads the number from this tensor."""
     return x.detach().to(torch.float64, copy=True)

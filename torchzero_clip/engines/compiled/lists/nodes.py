@@ -1,6 +1,7 @@
-"""Nodes: the recorded operators of a tape, and the operands that are no lists.
+"""Nodes: the recorded operators of a tape, and those operands that are not lists of tensors.
 
-Operands are Python numbers, 0-dim tensors (scalars), and vectors with one element per tensor.
+Such an operand is a Python number, a 0-dim tensor (a scalar), or a vector with one element per
+tensor.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from torchzero_clip.engines.compiled.printers.program import Node, NodeOperand
 
 
 class Nodes:
-    """The recorded operators of lists of `count` tensors on a device.
+    """The recorded operators of one tape. Each list of the tape has `count` tensors on one device.
 
-    A node is (operator, operands); see `NodeOperand` in printers/program.py. The index of a node is
-    called a value.
+    A node is a pair (operator, operands). `NodeOperand` in printers/program.py describes operands.
+    The index of a node is called a value, because it stands for the result of the node.
     """
 
     def __init__(self, count: int, device: torch.device) -> None:
@@ -34,7 +35,7 @@ class Nodes:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything recorded."""
+        """Remove everything that was recorded."""
         self.nodes: list[Node] = []
         self.dtypes: list[torch.dtype] = []
         self.numbers: list[float | Tensor] = []
@@ -43,7 +44,7 @@ class Nodes:
         self.rows: SliceRows | None = None  # the slices that have operands of their own
 
     def cast(self, value: int, dtype: torch.dtype) -> int:
-        """Return a value in another dtype."""
+        """Return a value in another dtype. Record a cast if necessary."""
         if self.dtypes[value] == dtype:
             return value
         return self.node("to", (("value", value), ("dtype", str(dtype))), dtype)
@@ -81,10 +82,10 @@ class Nodes:
         return self.cast(result, list_dtype) if keep_dtype else result
 
     def operand(self, x: Any) -> NodeOperand | None:
-        """Record an operand and return it, or return None if it cannot be recorded.
+        """Record an operand and return it, or return None if the operand cannot be recorded.
 
-        A list of tensors with other shapes or memory cannot be recorded, because it could change
-        before the tape runs.
+        A list of tensors with other shapes or memory cannot be recorded, because the tensors could
+        change before the tape runs.
         """
         if isinstance(x, (int, float)):
             return self._number(float(x))
@@ -118,9 +119,9 @@ class Nodes:
         self.numbers[i] = math.copysign(math.inf, x) if is_zero else 1 / x
 
     def _of_rows(self, x: OfRows) -> NodeOperand | None:
-        """Record a vector with one element per slice, or return None.
+        """Record a vector with one element per slice, or return None if that is not possible.
 
-        All such vectors on a tape must have the same slices.
+        All such vectors on a tape must refer to the same slices.
         """
         if self.rows not in (None, x.rows) or not x.rows.whole:
             return None
@@ -143,7 +144,7 @@ class Nodes:
         return kind, len(self.vectors) - 1
 
     def whole(self, x: Tensor) -> NodeOperand:
-        """Record a vector of integers or flags, which is neither cast nor copied."""
+        """Record a vector of integers or flags, without a cast or a copy."""
         for i, vector in enumerate(self.vectors):
             if vector is x:
                 return "vector", i
@@ -151,7 +152,7 @@ class Nodes:
         return "vector", len(self.vectors) - 1
 
     def _scalar(self, x: Tensor) -> NodeOperand | None:
-        """Record a 0-dim tensor, as a number if it is on the CPU."""
+        """Record a 0-dim tensor. A tensor on the CPU is recorded as a number."""
         if x.is_complex():
             return None
         if x.device.type == "cpu" and not self.interpreted:

@@ -1,4 +1,7 @@
-"""Runner: the base of an engine that runs the launches of tapes, and keeps their buffers."""
+"""Runner: the base class of an engine, which runs the programs of tapes and stores their buffers.
+
+A launch is one run of a program on the tensors of a bucket.
+"""
 
 from __future__ import annotations
 
@@ -18,29 +21,32 @@ from torchzero_clip.engines.workspace import Workspaces
 
 
 class StepWriter(Protocol):
-    """The recorder of the current step, as lists see it (`StepRecorder` in replay/)."""
+    """The interface of `StepRecorder` (in replay/) that lists use while a step is recorded."""
 
     def open(self, gradients: Buffer) -> None:
-        """Note a buffer of gradients; each step has other gradients."""
+        """Register a buffer of gradients, because each step has other gradients."""
 
     def changing(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether one of the tensors is a gradient, which is another tensor in each step."""
+        """Return whether one of the tensors is a gradient. Each step has other gradients."""
 
     def memory(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
         """Return new memory that exists as long as the recorded step."""
 
     def launch(self, launch: Launch, runner: Callable[[], Runner | None]) -> Tensor | None:
-        """Record a launch and the runner that will run it; return a fake tensor of statistics."""
+        """Record a launch and its runner. Return a fake tensor in place of the statistics."""
 
 
 class Runner:
-    """The part of an engine that tapes see."""
+    """The part of an engine that tapes use."""
 
     backend: Literal["native", "triton", "plain"] = "native"
-    """How programs run. "native": in C++ on the CPU and in Triton on CUDA. "triton": in Triton on
-    both, which on the CPU is Triton's interpreter. "plain": node by node."""
+    """How programs run:
+
+    - "native": in C++ on the CPU, and in Triton on CUDA.
+    - "triton": in Triton on both. On the CPU, Triton's interpreter runs the kernels.
+    - "plain": node by node, in PyTorch."""
     watch: Cover | None = None
-    """A context around every launch; `explain` counts bytes with it."""
+    """A function that returns a context for each launch. `explain` uses it to count bytes."""
 
     def __init__(self) -> None:
         self.buffers = Buffers()
@@ -48,7 +54,7 @@ class Runner:
         self.recorder: StepWriter | None = None  # present while a step is recorded
 
     def run(self, launch: Launch) -> Tensor | None:
-        """Run a launch, or record it if the step is recorded; return its statistics."""
+        """Run a launch and return its statistics, or only record the launch in a recorded step."""
         if self.recorder is not None:
             return self.recorder.launch(launch, weakref.ref(self))
         with self.watch(launch.read, launch.written) if self.watch else nullcontext():
@@ -57,11 +63,11 @@ class Runner:
         return stats
 
     def memory(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """Return new memory for a step; it lasts if the step is recorded."""
+        """Return new memory for a step. Memory of a recorded step exists as long as the step."""
         return make() if self.recorder is None else self.recorder.memory(make)
 
     def _run(self, launch: Launch) -> Tensor | None:
-        """Run a launch by its kernel, and node by node for tensors that the kernel cannot take."""
+        """Run a launch by its kernel. PyTorch processes tensors that the kernel cannot process."""
         every = range(len(launch.sizes))
         call = call_of(launch, self.backend)
         if call is None:

@@ -1,4 +1,4 @@
-"""Storage formats: the rounding of parameters and state of fewer bits, as nodes on a tape."""
+"""Storage formats: record the rounding of low-precision parameters and state on a tape."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rounded(tape: BucketTape, value: int, form: Stochastic, dtype: torch.dtype) 
 
 
 def move(tape: BucketTape, form: Nearest, w: TensorList, u: TensorList) -> None:
-    """Record w ← w - u for parameters w that are stored in a format of fewer bits."""
+    """Record w ← w - u for parameters w in a low-precision storage format."""
     dtype = tape.buffers[PARAMETERS].dtype
     wide = w.to(torch.float32)
     current = tape.current

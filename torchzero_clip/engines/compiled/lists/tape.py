@@ -1,9 +1,10 @@
-"""Tapes: lists record their operators, and one program runs them later.
+"""Tapes: record the operators of lists, and run all of them later as one program.
 
-A rule works with lists as usual. In the compiled engine its lists are `Taped`: each operator adds a
-node to the `BucketTape` of the bucket, and computes nothing. When values are needed, one program
-computes all recorded nodes in a single pass over memory. Values are needed for a norm, at the end
-of the step, and when a rule reads the tensors of a list. Rules do not depend on the engine.
+A rule, such as Adam, computes with lists of tensors. In the compiled engine, these lists are
+`Taped` lists. An operator of a `Taped` list adds a node to the `BucketTape` of the bucket, and
+computes nothing. When values are needed, one program computes all recorded nodes in a single pass
+over memory. Values are needed for a norm, at the end of the step, and when a rule reads the tensors
+of a list. Rules do not depend on the engine.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ from torchzero_clip.engines.compiled.printers.program import (
 MEASURED = {(m.kind, m.p): m for m in ENDINGS}
 """The measures that programs compute, in float64."""
 SINGLE = (torch.float32, torch.bfloat16, torch.float16)
-"""The dtypes of lists that programs measure."""
+"""Programs measure only lists of these dtypes."""
 
 
 class Taped(Lazy):
-    """A list on a tape. Its values are in a buffer, or they are a value of the tape."""
+    """A list on a tape. Its values are in a buffer, or they are the result of a recorded node."""
 
     __slots__ = ("_cell", "_tape")
 
@@ -54,12 +55,12 @@ class Taped(Lazy):
 
     @property
     def buffer(self) -> int | None:
-        """The buffer with the values; None if they are in no buffer yet."""
+        """The index of the buffer with the values, or None if the values are not in a buffer."""
         return self._cell.buffer
 
     @property
     def value(self) -> int:
-        """The value of the tape that the list has now."""
+        """The index of the node with the current values of the list."""
         buffer = self._cell.buffer
         return self._cell.value if buffer is None else self._tape.load(buffer)
 
@@ -73,7 +74,10 @@ class Taped(Lazy):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors. Everything recorded runs first, because the caller may write them."""
+        """The tensors of the list, after the recorded operators have run.
+
+        The operators run first because the caller may write to the tensors.
+        """
         if self.buffer in self._tape.current:
             self._tape.run()
         tensors = self.compute()
@@ -86,7 +90,7 @@ class Taped(Lazy):
         self._cell = self._tape.cell(self._tape.hold(tensors))
 
     def compute(self) -> list[Tensor]:
-        """Return the tensors to read them at once: later they may have values of another list."""
+        """Return the tensors for reading at once. Later they may contain values of another list."""
         self._tape.run_siblings()
         if self.buffer in (WIDE, WIDE_GRADIENTS):
             # new memory, because the caller may read it until the end of the step
@@ -110,11 +114,11 @@ class Taped(Lazy):
         return self._tape.measure(self, m, rows) if rows.whole else None
 
     def on(self, tape: BucketTape) -> bool:
-        """Return whether this list is on that tape."""
+        """Return whether this list is on a tape."""
         return self._tape is tape
 
     def forget(self) -> None:
-        """Drop the values, so that no buffer needs to keep them."""
+        """Drop the values, so that no buffer needs to store them."""
         self._cell = self._tape.cell(PARAMETERS)
         self.owned = False
 
@@ -126,7 +130,7 @@ class Taped(Lazy):
         return self._lend(borrowed)
 
     def _like(self, value: int, buffer: int | None = None, owned: bool = True) -> Taped:
-        """Return another list of this tape, with the same measure."""
+        """Return another list on the same tape, with the same measure."""
         other = Taped(self._tape, buffer=buffer, value=value, owned=owned)
         other.measure = self.measure
         self._tape.keep_up()
@@ -153,7 +157,7 @@ class Taped(Lazy):
         return self._write_now(lambda plain: plain.copy_(source))
 
     def _assign(self, value: int) -> Taped:
-        """Set the value of this list, in its own cell if it has one, else in a new cell."""
+        """Set the value of this list. A list that does not own its cell gets a new cell."""
         if not self.owned:
             self._move_to_cell(value)
         else:
@@ -201,7 +205,7 @@ class Taped(Lazy):
         return self._write_now(lambda plain: plain._write(name, *operands))
 
     def _write_now(self, write: Callable[[TensorList], TensorList]) -> Taped:
-        """Write the tensors by a plain list; the result of a borrowed list is in other memory."""
+        """Write to the tensors at once. A borrowed list gets its result in new memory."""
         dtype = self.dtype
         if self.owned:
             self._unshare()
@@ -214,15 +218,15 @@ class Taped(Lazy):
 
 
 class BucketTape(Memory):
-    """The recorded operators of one bucket's lists, and the buffers of their values.
+    """The recorded operators of the lists of one bucket, and the buffers of these lists.
 
-    The tapes of one `family` are siblings: they share memory. So before a tape records its first
-    node, the pending operations of its siblings run. No tape holds a reference to another tape, so
-    gradients are freed with the step.
+    The tapes of one `family` share memory and are called siblings. Before a tape records its first
+    node, its siblings run their pending operations. No tape holds a reference to another tape, so
+    gradients are freed at the end of the step.
 
     Attributes:
-        current: By buffer, the value that the buffer has after everything recorded.
-        loads: By buffer, the value that was loaded from it.
+        current: The value of each buffer after all recorded operations.
+        loads: The value that was loaded from each buffer.
     """
 
     def clear(self) -> None:
@@ -247,9 +251,9 @@ class BucketTape(Memory):
     def record(
         self, tensors: Sequence[Tensor], name: Hashable = None, owned: bool = True
     ) -> TensorList:
-        """Return tensors as a list of this tape, or as a plain list if they do not fit.
+        """Return tensors as a list on this tape, or as a plain list if the tensors do not fit.
 
-        They fit if they have the shapes of the parameters and memory of their own.
+        The tensors fit if they have the shapes of the parameters and do not share memory.
         """
         i = self.hold(tensors, name) if len(tensors) == self.count else None
         if i is None or (i != GRADIENTS and not self.buffers[i].fits(self.buffers[PARAMETERS])):
@@ -259,7 +263,10 @@ class BucketTape(Memory):
         return Taped(self, buffer=i, owned=owned)
 
     def load(self, buffer: int) -> int:
-        """Return the value of a buffer after everything recorded; load it if necessary."""
+        """Return the value of a buffer after all recorded operations.
+
+        Record a load if the buffer has not been loaded.
+        """
         if buffer == WIDE_GRADIENTS:
             return self.cast(self.load(GRADIENTS), torch.float32)
         if buffer not in self.current:
@@ -281,23 +288,24 @@ class BucketTape(Memory):
     def run_siblings(self) -> None:
         """Run the pending operations of the sibling tapes.
 
-        Afterwards this tape can read their results. A sibling is another tape of the family.
+        Afterwards this tape can read the results of the siblings. A sibling is another tape of the
+        family.
         """
         for tape in [x for x in self.family if x is not self and x.nodes]:
             tape.run()
 
     def keep_up(self) -> None:
-        """Run at once if nodes read or write memory whose tensors the running rule has.
+        """Run the recorded nodes at once if they use tensors that the running rule has read.
 
-        The rule may read the tensors, or write them, before and after every call.
+        The rule may read or write these tensors before and after every call.
         """
         if self.taken and not self.taken.isdisjoint(self.current):
             self.run()
 
     def run(self, measured: Measurement = None, rows: SliceRows | None = None) -> Tensor | None:
-        """Run everything recorded; return the statistics of a measurement.
+        """Run all recorded operations, and return the statistics of a measurement.
 
-        Afterwards the values of every list that still exists are in a buffer.
+        Afterwards, the values of all lists that still exist are in buffers.
         """
         used = {cell.buffer for cell in self.cells}
         due = [i for i in self.current if self.pending(i) and (i in used or i not in self.spares)]
@@ -317,14 +325,14 @@ class BucketTape(Memory):
         return stats
 
     def _place(self, stores: dict[int, int], used: set[int | None]) -> None:
-        """Give every cell without a buffer a spare one, in the order in which cells were made."""
+        """Assign spare buffers to the cells without a buffer, in the order of their creation."""
         for cell in [cell for cell in self.cells if cell.buffer is None]:
             cell.buffer = self._spare(self.dtypes[cell.value], used)
             stores[cell.buffer] = cell.value
             used.add(cell.buffer)
 
     def _unless(self, flag: Tensor, stores: dict[int, int]) -> None:
-        """Make the stores to lasting buffers write the old values if a flag is set."""
+        """Make the stores to lasting buffers conditional. If a flag is set, keep the old values."""
         flags = self.whole(flag.expand(self.count).contiguous())
         for i in sorted(stores.keys() & self.lasting):
             dtype = self.buffers[i].dtype
@@ -335,7 +343,7 @@ class BucketTape(Memory):
     def _launch(
         self, stores: dict[int, int], measured: Measurement = None, rows: SliceRows | None = None
     ) -> Tensor | None:
-        """Run a program of the nodes that stores and a measurement need."""
+        """Run a program that computes the given stores and measurement."""
         lists: list[list[Any]] = [self.buffers, self.numbers, self.vectors, self.scalars]
         dtypes = tuple(
             [tuple([x.dtype for x in xs]) for xs in (self.buffers, self.vectors, self.scalars)]
@@ -354,10 +362,10 @@ class BucketTape(Memory):
         return self.runner.run(launch)
 
     def measure(self, x: Taped, m: Measure, rows: SliceRows | None = None) -> Tensor | None:
-        """Return the statistic of each tensor of a list, or of each of its slices.
+        """Return a statistic of each tensor of a list, or of each slice.
 
-        The program that computes the list computes the statistics. Return None if programs do not
-        have this measure.
+        The program that computes the list also computes the statistics. Return None if programs do
+        not support this measure.
         """
         known = MEASURED.get((m.kind, m.p))
         if known is None or x.dtype not in SINGLE:
@@ -372,9 +380,9 @@ class BucketTape(Memory):
         return stats
 
     def end(self) -> None:
-        """Run everything recorded, and end the step on this tape.
+        """Run all recorded operations, and end the step on this tape.
 
-        Lists that outlive the step get memory of their own, because spare buffers are reused.
+        Lists that still exist get separate memory, because the next step reuses spare buffers.
         """
         self.run()
         if self.runner.recorder is not None:

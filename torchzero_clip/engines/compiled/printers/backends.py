@@ -16,16 +16,17 @@ NEEDS = {
     "cpu": "a C++ compiler: install g++ or clang, or name one in the environment variable CXX",
     "cuda": "Triton for parameters on cuda: pip install triton",
 }
-"""For each type of device that has kernels, the requirement that an error message names."""
+"""For each type of device with kernels: what kernels need, as the text of an error message."""
 OTHERS = ("xpu", "mps")
-"""The types of devices without kernels; programs run there node by node."""
+"""The types of devices without kernels. PyTorch runs programs on them node by node."""
 
 
 def call_of(launch: Launch, name: str) -> cpp.Call | None:
     """Return a function that runs the kernel of a program.
 
-    Return None if there is no kernel for the device, or if the kernel failed its proof. Then the
-    program runs node by node. `name` is `Runner.backend`.
+    Return None if there is no kernel for the device, or if the kernel failed the comparison with
+    PyTorch. In that case, PyTorch runs the program node by node. `name` is a value of
+    `Runner.backend`.
     """
     program = launch.program
     if on_gpu(program.device, name):
@@ -48,7 +49,7 @@ def on_cpu(device: torch.device, name: str) -> bool:
 
 
 def missing(kind: str) -> str | None:
-    """Return the message about what is missing for a type of device, or None."""
+    """Return an error message if the engine cannot work on a type of device, else None."""
     if kind not in (*NEEDS, *OTHERS):
         return f"works for parameters on cpu, cuda, xpu and mps, got some on {kind}"
     if kind in OTHERS or WINDOWS or _compiles(kind):
@@ -57,7 +58,7 @@ def missing(kind: str) -> str | None:
 
 
 def node_by_node(kind: str) -> str | None:
-    """Return the message that programs run operator by operator on a type of device, or None."""
+    """Return a message if programs run operator by operator on a type of device, else None."""
     if kind in NEEDS and _compiles(kind):
         return None
     return (

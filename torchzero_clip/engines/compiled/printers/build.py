@@ -1,12 +1,12 @@
-"""Libraries: C++ source becomes a function of a shared library that later processes use again.
+"""Libraries: compile C++ source text to shared libraries, and store them for later processes.
 
-`function(text)` returns the compiled function named `kernel` of a source text. A library is built
-once and kept in `~/.cache/torchzero_clip`, or in the folder that the environment variable
-TORCHZERO_CLIP_CACHE names.
+`function(text)` compiles a source text and returns the function named `kernel`. Each library is
+built once. Libraries are stored in `~/.cache/torchzero_clip`. The environment variable
+TORCHZERO_CLIP_CACHE selects another folder.
 
-A kept library runs in this process, so its folder must belong to the user. The name of a library
-ends in the digest of its content. A library that was truncated or exchanged has another digest: it
-is built again and never loaded.
+A stored library runs in this process, so the folder must belong to the user. The file name of a
+library ends in the digest of its content. If a file was truncated or replaced, the digest does not
+match. Such a file is never loaded, and the library is built again.
 """
 
 from __future__ import annotations
@@ -31,12 +31,16 @@ FLAGS = "-std=c++17 -O3 -march=native -fopenmp -fPIC -shared "
 FLAGS += "-fno-math-errno -fno-trapping-math -ffp-contract=off"
 INCLUDES = Path(__file__).parent
 HEADERS = [*sorted(INCLUDES.glob("*.h")), INCLUDES / "triton_include.py"]
-"""The files that kernels include; if one of them changes, all kernels are built again."""
+"""The files that kernels include. If one of these files changes, all kernels are built again."""
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH  # bits of a file's mode
 
 
 def compiler() -> list[str] | None:
-    """Return the command of the C++ compiler: the environment variable CXX, or the first found."""
+    """Return the command of the C++ compiler, or None if no compiler was found.
+
+    If the environment variable CXX is set, the command is the value of CXX. Otherwise the command
+    is the first of g++, c++ and clang++ that is installed.
+    """
     variable = os.environ.get("CXX", "")
     try:
         words = shlex.split(variable)
@@ -53,7 +57,10 @@ def compiler() -> list[str] | None:
 
 @cache
 def function(text: str, flags: str | None = None) -> Any:
-    """Return the function of a source; warn and return None if it cannot be built or loaded."""
+    """Compile a source text and return its function `kernel`, or None if there is no compiler.
+
+    If the library cannot be built or loaded, warn and return None.
+    """
     command = compiler()
     if command is None:
         return None
@@ -69,7 +76,7 @@ def function(text: str, flags: str | None = None) -> Any:
 
 
 def _function(text: str, command: list[str]) -> Any:
-    """Return the function of a source, from a kept library if there is a valid one."""
+    """Return the function of a source text, from a stored library if a valid one exists."""
     path = place(text, *command)
     for library in path.parent.glob(f"{path.name}-*.so"):
         try:
@@ -87,16 +94,16 @@ def _function(text: str, command: list[str]) -> Any:
 
 
 def place(*words: str) -> Path:
-    """Return the path, without a suffix, for files that depend on these words.
+    """Return a path without a suffix, for files that depend on these texts.
 
-    The path depends on our headers and on this machine as well.
+    The path also depends on the headers and on this machine.
     """
     source = "\n".join([*words, *[header.read_text() for header in HEADERS], machine()])
     return _folder() / hashlib.sha256(source.encode()).hexdigest()[:24]
 
 
 def _load(library: Path) -> Any:
-    """Load the function of a library."""
+    """Load a library and return its function `kernel`."""
     loaded = ctypes.CDLL(str(library)).kernel
     loaded.restype = None
     return loaded
@@ -119,14 +126,17 @@ def _build(text: str, command: list[str], path: Path) -> Path:
 
 
 def _named(path: Path, library: Path) -> Path:
-    """Return the final path of a library: its content decides the last part of its name."""
+    """Return the final path of a library. The file name ends in the digest of the content."""
     digest = hashlib.sha256(library.read_bytes()).hexdigest()[:24]
     return path.with_name(f"{path.name}-{digest}.so")
 
 
 @cache
 def _folder() -> Path:
-    """Return the folder of libraries; warn and use a temporary one if the usual one is unfit."""
+    """Return the folder for libraries.
+
+    If the usual folder cannot be used, warn and return a temporary folder.
+    """
     variable = os.environ.get("TORCHZERO_CLIP_CACHE")
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -146,7 +156,7 @@ def _folder() -> Path:
 
 
 def _refused(folder: Path) -> str | None:
-    """Return the reason why libraries must not be kept in a folder, or None."""
+    """Return the reason why libraries must not be stored in a folder, or None."""
     status = folder.stat()
     if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
         return f"{folder} belongs to another user, so libraries of that user would run here"
@@ -157,7 +167,11 @@ def _refused(folder: Path) -> str | None:
 
 @cache
 def machine() -> str:
-    """Return the processor and the C library; -march=native and loading depend on both."""
+    """Return a text that identifies the processor and the C library of this machine.
+
+    A compiled library depends on the processor, because it was built with -march=native. It can
+    also depend on the C library.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,9 +1,11 @@
-"""Programs in C++, for parameters on the CPU: one call goes through all tensors of a bucket.
+"""C++ kernels for parameters on the CPU. One call of a kernel processes all tensors of a bucket.
 
-`source` prints a list program, `native` makes a function that runs a `Launch` with it, and
-`CppPrinter` prints the vector programs of a step. Elements are shared among as many threads as
-PyTorch uses. A norm is summed in float64, in the same pass that computes the values. List programs
-include kernel.h, and vector programs include vector.h.
+A list program computes with lists of tensors. `source` prints a list program as C++ text, and
+`native` returns a function that runs the compiled program. A vector program computes with a few
+numbers between two launches. `CppPrinter` prints the vector programs of a step.
+
+A kernel uses at most `torch.get_num_threads()` threads. It sums norms in float64, in the same pass
+that computes the values. List programs include kernel.h. Vector programs include vector.h.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ from torchzero_clip.engines.compiled.printers.program import Launch, Program
 from torchzero_clip.engines.compiled.printers.vectors import Launched, Number, Region
 
 Call = Callable[[Launch, Sequence[int]], "Tensor | None"]
-"""call(launch, sizes) runs a launch on the first `sizes` elements of each tensor.
+"""A function that runs a kernel: call(launch, sizes) uses the first sizes[i] elements of tensor i.
 
-It returns the statistics, or None if nothing is measured."""
+It returns the statistics, such as one norm per tensor, or None if the program measures nothing."""
 
 ELEMENTS_PER_THREAD = 2**15  # with fewer elements, another thread costs more than it saves
 TYPES = {
@@ -44,13 +46,13 @@ TYPES = {
     torch.int32: "int",
     torch.int64: "whole",
 }
-"""The C++ types of elements. Arithmetic of lists is in float or double."""
+"""The C++ type of each dtype in memory. List programs compute in float or double."""
 VECTORS = (torch.float32, torch.float64, torch.bool, torch.int32)
-"""The dtypes of vectors that are operands of lists."""
+"""The dtypes that vectors may have as operands of list programs."""
 
 
 def literal(x: Number, dtype: torch.dtype) -> str:
-    """Return the text of a number in C++."""
+    """Return a number as C++ text."""
     if not isinstance(x, float) or math.isfinite(x):
         return str(x).lower()  # C++ writes flags in lower case
     if math.isnan(x):
@@ -127,11 +129,11 @@ MEASURED = {
     NAMED["linf"]: (LARGEST, "order"),
     NAMED["sum"]: (SUMMED, "double"),
 }
-"""For each measure: the loop over elements that computes it, and the function of an element."""
+"""For each measure: the loop that computes it, and the function that is applied to each element."""
 
 
 def source(program: Program) -> str | None:
-    """Return the C++ text of a program; None if only PyTorch has its dtypes or operators."""
+    """Return a program as C++ text, or None if C++ lacks a dtype or operator of the program."""
     statements = CPP.statements(program)
     if statements is None:
         return None
@@ -154,12 +156,15 @@ def source(program: Program) -> str | None:
 
 
 class CppPrinter(Printer):
-    """A printer of a step's segments as one library, whose kernel runs a range of them."""
+    """A printer of one C++ library for all segments. A call of its kernel runs some segments."""
 
     language = replace(CPP, lib="__builtin_", reads={}, writes={})
 
     def text(self) -> str:
-        """Return the text of a library: kernel(p, d, begin, end) runs segments begin to end."""
+        """Return the source text of the library.
+
+        The function kernel(p, d, begin, end) runs the segments from `begin` to `end - 1`.
+        """
         self._powers = list[str]()
         body = list[str]()
         for i, loops in enumerate(self.loops):
@@ -192,7 +197,10 @@ class CppPrinter(Printer):
         return f"{self.load(x, *loops)} = {value};"
 
     def language_at(self, name: str) -> Language:
-        """Return the language; each power has a `last_power` object that keeps its last result."""
+        """Return the language in which an operator is printed.
+
+        Each power gets a separate `last_power` object, which stores the last result.
+        """
         if name != "pow":
             return self.language
         self._powers.append(f"power{len(self._powers)}")
@@ -204,7 +212,7 @@ class CppPrinter(Printer):
     # ------------------------------------------------------------------ launches
 
     def _launch(self, node: Launched) -> list[str]:
-        """Return a call of a list kernel, which reads its numbers from the memory of vectors."""
+        """Return statements that call a list kernel, with numbers from the memory of vectors."""
         numbers = [
             f"double({self.load(x)})" if isinstance(x, Region) else CPP.number(x, torch.float64)
             for x in node.numbers
@@ -236,7 +244,7 @@ class CppPrinter(Printer):
 
 
 def kernel_of(program: Program) -> Any:
-    """Return the compiled function of a program, or None if there can be none."""
+    """Compile a program and return the function, or None if the program has no kernel."""
     text = source(program)
     kernel = None if text is None else function(text)
     if kernel is not None:
@@ -245,15 +253,15 @@ def kernel_of(program: Program) -> Any:
 
 
 def threads_for(sizes: Sequence[int]) -> int:
-    """Return how many threads share tensors of these sizes."""
+    """Return the number of threads for tensors of these sizes."""
     return max(1, min(torch.get_num_threads(), sum(sizes) // ELEMENTS_PER_THREAD))
 
 
 def rows_of(rows: SliceRows) -> array[int]:
-    """Return slices as a table for kernels.
+    """Return a table of slices for kernels.
 
-    The table has the length of a slice of each tensor, the index of each tensor's first slice, and
-    the number of all slices.
+    The table has the slice length of each tensor, then the index of the first slice of each tensor,
+    and at the end the number of all slices.
     """
     ends = itertools.accumulate(rows.counts, initial=0)
     return array("q", [*rows.lengths, *ends])
@@ -261,7 +269,7 @@ def rows_of(rows: SliceRows) -> array[int]:
 
 @cache
 def native(program: Program) -> Call | None:
-    """Return a function that runs launches of a program, or None if it has no kernel."""
+    """Return a function that runs the kernel of a program, or None if there is no kernel."""
     kernel = kernel_of(program)
     if kernel is None:
         return None

@@ -1,9 +1,10 @@
-"""Languages: the texts that differ between C++ and Triton, and what both print alike.
+"""Languages: how C++ and Triton write the same operations.
 
-A `Language` has the words of a target language: its names of dtypes, its casts, its loads and
-stores. Its method `expression` prints an operator of the table in operators.py. Its method
-`statements` prints a list program as statements for one element. The modules cpp.py and triton.py
-have the two languages, and add the loops and arguments around these statements.
+A `Language` has the texts of a target language, such as names of dtypes, casts, loads and stores.
+The method `Language.expression` prints one operator of the table in operators.py. The method
+`Language.statements` prints a list program as statements for one element. The modules cpp.py and
+triton.py define the two languages. They also print the loops and the function arguments around
+these statements.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from torchzero_clip.engines.compiled.printers.program import NodeOperand, Progra
 from torchzero_clip.engines.compiled.printers.vectors import Number
 
 ENDINGS = {NAMED["l1"]: 1, NAMED["l2"]: 2, NAMED["linf"]: 0, NAMED["sum"]: 1}
-"""The measures that kernels compute, each with a code for how partial results become one statistic:
-0 for the largest, 1 for the sum, 2 for the square root of the sum."""
+"""The measures that kernels compute. The code of a measure says how partial results are joined: 0
+takes the largest, 1 takes the sum, and 2 takes the square root of the sum."""
 STORED = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int16, torch.bool)
-"""The dtypes of lists."""
+"""The dtypes that lists of tensors may have."""
 
 
 class Named(NamedTuple):
-    """A name in a text, and the dtype of its value."""
+    """A variable in the printed text: its name, and the dtype of its value."""
 
     name: str
     dtype: torch.dtype
@@ -38,8 +39,8 @@ class Statements(NamedTuple):
     """The statements of a list program.
 
     Attributes:
-        shared: By name, the statements that run once for all elements of a tensor.
-        each: The statements that run for each element.
+        shared: The statements before the loop over elements, each under the name that it defines.
+        each: The statements inside the loop over elements.
     """
 
     shared: dict[str, str]
@@ -47,7 +48,7 @@ class Statements(NamedTuple):
 
 
 class OperandText(NamedTuple):
-    """An operand that is formatted into the text of an operator; see `Operator.native`."""
+    """An operand as a part of an operator's text. `Operator.native` lists the format codes."""
 
     language: Language
     term: Named | Number
@@ -65,36 +66,40 @@ class OperandText(NamedTuple):
 
 @dataclass(frozen=True)
 class Language:
-    """The texts of a language. Most are format strings; the arguments are named in their order.
+    """The texts of a target language. Most are format strings.
+
+    In the following list, parentheses contain the arguments of a format string, in their order.
 
     Attributes:
-        types: The types of values, by dtype.
-        stored_types: The types of elements in memory, by dtype, for `inputs`.
-        inputs: For each kind of operand of a list program, the text that reads it and the dtypes
-            that it may have. The arguments of the text are the index of the operand, its type in
-            memory, and the number of elements per load. The text of a buffer is a statement.
-        casts: A cast, with the type and the value.
-        lets: A statement that gives a value a name, with the type, the name and the value.
-        lib: The namespace of the language's own functions.
-        power: The function that computes a power.
+        types: For each dtype, the type of a variable.
+        stored_types: For each dtype, the type of elements in memory. `inputs` uses these types.
+        inputs: For each kind of operand of a list program: the text that reads an operand (index of
+            the operand, type in memory, number of elements per load), and the allowed dtypes. For a
+            buffer, the text is a statement.
+        casts: A cast (type, value).
+        lets: A statement that assigns a value to a variable (type, name, value).
+        lib: The prefix of the language's own functions, such as `exp`.
+        power: The name of the function that computes a power.
         number: A function that prints a number of a dtype.
-        constant: A number as a value, with the type and the number.
-        reads: By dtype, how an element in memory becomes a value, unless it is one already.
-        writes: By dtype, how a value becomes an element in memory, unless by a cast.
-        cut: The same for a value that was already rounded to bfloat16.
-        entry: An element of a list, with the name of the list.
-        stores: A statement that writes an element, with the index of the buffer and the element.
-        ratio: The name of the prepared divisor of `over`, with the name of the ratio.
-        divisor: A statement that prepares it, once for all elements of a tensor.
-        loop: The head of a loop, with its index and the number of its steps.
+        constant: A number as an expression (type, number).
+        reads: For some dtypes, the text that converts an element in memory to a value (element).
+            Other dtypes need no conversion.
+        writes: For some dtypes, the text that converts a value to an element in memory (value).
+            Other dtypes use `casts`.
+        cut: The conversion of a value that was already rounded to bfloat16 (value).
+        entry: An element of a list (name of the list).
+        stores: A statement that writes an element (index of the buffer, element).
+        ratio: The name of the prepared divisor of `over` (name of the ratio).
+        divisor: A statement that prepares this divisor once per tensor (name of the ratio).
+        loop: The first line of a loop (index variable, number of iterations).
         end: The lines that end a loop.
-        begins: A statement that begins a reduction, with the type, the name, the first value, and
-            the shape of the lanes.
-        joins: A statement that joins one more element, with the type, the name, the joined value,
-            and the mask of the lanes.
-        lanes: The joined value of all lanes, with the name and the function that joins two.
-        double: Whether the language computes in float64 what the table of operators asks to.
-        lacks: Operators that the language does not have in a dtype.
+        begins: A statement that begins a reduction (type, name, start value, shape of the lanes).
+        joins: A statement that adds an element to a reduction (type, name, joined value, mask of
+            the lanes).
+        lanes: The joined value of all lanes (name, function that joins two values). A lane is one
+            of the elements that a Triton program processes at the same time.
+        double: Whether the language computes operators with `Operator.double` in float64.
+        lacks: Pairs of an operator and a dtype that the language does not support.
     """
 
     types: Mapping[torch.dtype, str]
@@ -122,24 +127,24 @@ class Language:
     lacks: Sequence[tuple[str, torch.dtype]] = ()
 
     def cast(self, text: str, dtype: torch.dtype) -> str:
-        """Return the text of a value in another dtype."""
+        """Return the text of a cast to a dtype."""
         return self.casts.format(self.types[dtype], text)
 
     def let(self, name: str, text: str, dtype: torch.dtype) -> str:
-        """Return a statement that gives a value a name."""
+        """Return a statement that assigns a value to a variable."""
         return self.lets.format(self.types[dtype], name, text)
 
     def read(self, text: str, dtype: torch.dtype) -> str:
-        """Return the text of the value of an element in memory."""
+        """Return the text that converts an element in memory to a value."""
         return self.reads.get(dtype, "{}").format(text)
 
     def written(self, text: str, dtype: torch.dtype) -> str:
-        """Return the text of the element in memory for a value."""
+        """Return the text that converts a value to an element in memory."""
         known = self.writes.get(dtype)
         return self.cast(text, dtype) if known is None else known.format(text)
 
     def expression(self, name: str, terms: Sequence[Named | Number], dtype: torch.dtype) -> str:
-        """Return the text of an operator that is computed in a dtype."""
+        """Return an operator as text, computed in a dtype."""
         row = OPERATORS[name]
         computed = torch.float64 if row.double and self.double else dtype
         operands = [OperandText(self, term, computed) for term in terms]
@@ -148,7 +153,7 @@ class Language:
     # ------------------------------------------------------------------ lists
 
     def statements(self, program: Program) -> Statements | None:
-        """Return a list program as statements; None if only PyTorch has its dtypes or operators."""
+        """Return a list program as statements, or None if the language cannot express it."""
         names: dict[NodeOperand, Named] = {
             ("half", i): Named(str(i), torch.int32) for i in range(4)
         }
@@ -186,7 +191,10 @@ class Language:
     def _node(
         self, name: str, operands: tuple[NodeOperand, ...], names: dict[NodeOperand, Named]
     ) -> tuple[str, torch.dtype] | None:
-        """Return the text of a node and its dtype, or None if the language lacks it."""
+        """Return the text of a node and the dtype of the result.
+
+        Return None if the language cannot express the node.
+        """
         first = names[operands[0]]
         if name == "load":
             text = self.entry.format(first.name)
@@ -206,5 +214,8 @@ class Language:
 
 
 def computed_in(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of an element that was read: 16 bits are computed in float32."""
+    """Return the dtype in which kernels compute with elements of a dtype.
+
+    Elements of 16 bits are computed in float32.
+    """
     return dtype if dtype in (torch.float64, torch.bool) else torch.float32

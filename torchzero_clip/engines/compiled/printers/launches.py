@@ -17,11 +17,11 @@ from torchzero_clip.core.torch_private import fake_mode, launcher
 from torchzero_clip.engines.compiled.printers.pointer_tables import on
 
 OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
-"""The options of all kernels. Triton 3.9 warns unless `enable_fp_fusion` is given."""
+"""The compiler options of all kernels. Triton 3.9 warns unless `enable_fp_fusion` is given."""
 REGISTERS = {} if torch.version.hip else {"maxnreg": 128}
-"""The limit of registers per thread of list programs. With it, a quarter of a GPU's threads run at
-a time, enough to hide the latency of memory. Without it, ptxas chooses fewer registers and spills.
-The compiler for AMD accepts no limit."""
+"""The limit of registers per thread for kernels of list programs. With this limit, a quarter of a
+GPU's threads run at the same time. That is enough to hide the latency of memory. Without the limit,
+ptxas chooses fewer registers and spills. The compiler for AMD does not accept a limit."""
 POINTERS = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
@@ -32,7 +32,7 @@ POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
-"""Triton's types of tensors, by dtype."""
+"""For each dtype, Triton's type of a pointer to a tensor."""
 
 
 @dataclass
@@ -41,8 +41,8 @@ class TritonKernel:
 
     Args:
         name: A name under which launches are counted.
-        text: The source file of the kernel; None for a function of triton_include.py.
-        signature: The parameters and their types.
+        text: The source text of the kernel, or None for a function of triton_include.py.
+        signature: The type of each parameter.
     """
 
     name: str
@@ -53,7 +53,7 @@ class TritonKernel:
 
     @cached_property
     def function(self) -> Any:
-        """The function that Triton makes of the text."""
+        """The function that Triton creates from the text."""
         if self.text is None:
             from torchzero_clip.engines.compiled.printers import triton_include
 
@@ -74,10 +74,10 @@ JOINED = TritonKernel(
     {"parts": "*fp64", "layout": "*i64", "count": "i32", "out": "*fp64", "most": "i32"},
 )
 LAUNCHES: Counter[str] = Counter()
-"""How often kernels were launched in this process, by name."""
+"""The number of launches of each kernel in this process, by the kernel's name."""
 WATCHED: list[Callable[[str, Sequence[Any]], None]] = []
-"""Functions that are called with the name and arguments of each launch. They are needed because
-PyTorch's dispatcher does not see Triton kernels."""
+"""`launch` calls each of these functions with the name and arguments of each kernel. Audits need
+these calls, because PyTorch's dispatcher does not see Triton kernels."""
 
 
 class KernelError(RuntimeError):
@@ -85,10 +85,10 @@ class KernelError(RuntimeError):
 
 
 def launch(kernel: TritonKernel, programs: int, *arguments: Any, **constants: Any) -> None:
-    """Start a number of Triton programs of a kernel, and count the launch.
+    """Start a kernel with a number of Triton programs, and count the launch.
 
-    The first argument is a tensor. If it is a fake tensor, the arguments are checked and nothing is
-    computed.
+    The first of `arguments` is a tensor. If this tensor is fake, `launch` checks the arguments and
+    computes nothing.
     """
     LAUNCHES[kernel.name] += 1
     device = arguments[0].device

@@ -1,7 +1,7 @@
-"""Loops: groups of nodes of a vector program that run in one loop.
+"""Loops: nodes of a vector program, grouped so that each group runs in one loop.
 
-Nodes of the same shape share a loop, unless a node reads memory that another node of the loop
-writes at another element.
+Nodes whose results have the same shape share a loop. Two nodes cannot share a loop if one node
+reads elements that the other node writes in another iteration.
 """
 
 from __future__ import annotations
@@ -20,15 +20,19 @@ from torchzero_clip.engines.compiled.printers.vectors import (
 
 @dataclass
 class Loop:
-    """Nodes that run together: operators of one shape, or a single reduction or launch."""
+    """One loop: operators whose results have the same shape, or a single reduction or launch."""
 
     shape: tuple[int, ...]
     nodes: list[VectorNode | Launched]
     open: bool
-    """Whether other nodes may join."""
+    """Whether other nodes may join the loop."""
 
     def takes(self, node: VectorNode, memories: Sequence[VectorMemory]) -> bool:
-        """Return whether a node may join: it shares memory only element by element."""
+        """Return whether a node may join the loop.
+
+        The result of the node must have the shape of the loop. The node may share memory with the
+        nodes of the loop only element by element.
+        """
         if not self.open or node.out.shape != self.shape:
             return False
         pairs = [(other.out, x) for other in self.nodes for x in (node.out, *node.given)]
@@ -47,7 +51,7 @@ class Loop:
 
 
 def loops(nodes: Sequence[VectorNode | Launched], memories: Sequence[VectorMemory]) -> list[Loop]:
-    """Group nodes into loops, each node in the earliest loop that it may join."""
+    """Group nodes into loops. Each node joins the latest loop that it can join, or a new loop."""
     grouped: list[Loop] = []
     for node in nodes:
         if not isinstance(node, VectorNode) or node.name not in OPERATORS:

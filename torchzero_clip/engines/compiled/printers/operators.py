@@ -1,8 +1,10 @@
-"""Operators: the one table of operators, each as an expression in PyTorch, C++ and Triton.
+"""Operators: a table of all operators, each as an expression in PyTorch, C++ and Triton.
 
-The table serves two uses. Lists of tensors have the operators that have a text for PyTorch. Vector
-nodes, between two launches, have the operators that share their name with an operator of PyTorch;
-an operator that the table lacks stays a call of PyTorch there.
+Both kinds of programs use the table:
+
+- List programs have the operators that have a text for PyTorch (`Operator.torch`).
+- Vector programs have the operators whose name is also the name of a PyTorch operator. PyTorch runs
+  the operators that the table lacks.
 """
 
 from __future__ import annotations
@@ -18,19 +20,19 @@ from torchzero_clip.core.tensor_kinds import wide
 
 
 class Operator(NamedTuple):
-    """An operator as an expression: {0} is the list itself, or the first operand of PyTorch's.
+    """An operator as an expression. {0} is the list, or the first operand of PyTorch's operator.
 
     Attributes:
-        native: The expression in C++ and in Triton. Its functions are in operators.h and in
-            triton_include.py, under the same names; {lib} and {power} stand for a word of the
-            language. An operand is cast to the dtype of the computation; {1:own} keeps its own
-            dtype, and {1:ratio} is the divisor of `over`.
-        torch: The expression in PyTorch, for lists; empty if lists have no such operator.
+        native: The expression in C++ and in Triton. The functions in this expression have the same
+            names in operators.h and in triton_include.py. {lib} and {power} stand for
+            `Language.lib` and `Language.power`. Operands are cast to the dtype of the computation.
+            {1:own} keeps the operand's own dtype. {1:ratio} is the prepared divisor of `over`.
+        torch: The expression in PyTorch for list programs. Empty if they lack the operator.
         flag: Whether the result is true or false.
-        whole: Whether integers and flags are operands too.
-        double: Whether Triton computes it in float64, because its float32 function is less
-            accurate than PyTorch's.
-        aten: Whether PyTorch's operator of the same name computes the same.
+        whole: Whether operands may also be integers or flags.
+        double: Whether Triton computes the operator in float64, because Triton's float32 function
+            is less accurate than PyTorch's.
+        aten: Whether PyTorch's operator of the same name gives the same result.
     """
 
     native: str
@@ -96,12 +98,12 @@ OPERATORS: dict[str, Operator] = {
         aten=False,
     ),
 }
-"""The operators of nodes, by name. A tape has two more: "load" (of a buffer) and "to" (a cast).
+"""The operators by name. A tape has two more operators: "load" (of a buffer) and "to" (a cast).
 
-`over` divides by a ratio of any size. The entries after `over` are for the formats in core/formats.
-`round` rounds each element up or down, by random bits of a key and of the element's place. `stayed`
-counts updates that were lost to rounding: its operands are the exact value in float32, the value
-before the step, and the rounded value."""
+`over` divides by a ratio of any size. The entries after `over` are for the storage formats in
+core/formats. `round` rounds each element up or down at random. The random bits depend on a key and
+on the place of the element. `stayed` counts updates that were lost to rounding. The operands of
+`stayed` are the exact value in float32, the value before the step, and the rounded value."""
 FUNCTIONS = {name: f"{{lib}}{name}({{0}})" for name in ("exp", "log", "sin", "cos", "erf")}
 FUNCTIONS |= {name: f"{name}_of({{0}})" for name in ("expm1", "log1p", "tanh")}
 OPERATORS |= {x: Operator(text, f"torch.{x}({{0}})", double=True) for x, text in FUNCTIONS.items()}
@@ -113,8 +115,8 @@ for name, sign in (SIGNS | BITS).items():
     OPERATORS[name] = Operator(f"{{0}} {sign} {{1}}", flag=name in SIGNS, whole=True)
 
 SYNONYMS = {"add_scaled": "addcmul"}
-"""Operators of TensorList that become another operator on a tape. So two steps share a program if a
-factor is 1 in the first step and a tensor in the second."""
+"""Operators of TensorList that a tape records as another operator. Then a step whose factor is 1
+uses the same program as a step whose factor is a tensor."""
 ATEN: dict[str, tuple[str, tuple[int | float, ...]]] = {
     "maximum": ("clamp_min", ()),
     "minimum": ("clamp_max", ()),
@@ -130,9 +132,9 @@ ATEN: dict[str, tuple[str, tuple[int | float, ...]]] = {
     **dict.fromkeys(("zeros", "zeros_like", "new_zeros"), ("fill", (0.0,))),
     **dict.fromkeys(("ones", "ones_like", "new_ones"), ("fill", (1.0,))),
 }
-"""Operators of PyTorch that have another name here, with the order of their operands: an integer is
-the position of an argument of PyTorch's operator, and a float is the operand itself. An empty order
-keeps PyTorch's order."""
+"""PyTorch operators that have another name here, with the order of their operands. In the order, an
+integer is the position of an argument of PyTorch's operator, and a float is the operand itself. If
+the order is empty, the operands have PyTorch's order."""
 REDUCTIONS = {
     "sum": (0, "{0} + {1}", "plus", "{0}"),
     "mean": (0, "{0} + {1}", "plus", "{0} / {n}"),
@@ -144,15 +146,15 @@ REDUCTIONS = {
     "norm2": (0, "{0} + {1} * {1}", "plus", "root({0})"),
     "norminf": (0, "larger({0}, size({1}))", "larger", "{0}"),
 }
-"""For each reduction: the value that it starts from, the text that joins an element, the function
-that joins two partial results, and the text of the final result. Reductions are computed in
-float64, or in int64 for integers."""
+"""For each reduction: the start value, the text that adds an element, the function that joins two
+partial results, and the text of the final result. Reductions are computed in float64, or in int64
+for integers."""
 
 
 def over(x: Tensor, ratio: Tensor) -> Tensor:
-    """Return x / ratio for a ratio of any size, as two products in float64.
+    """Divide x by a ratio of any size. The division is done as two products in float64.
 
-    `over` in kernel.h and in triton_include.py computes the same.
+    The functions `over` in kernel.h and in triton_include.py compute the same.
     """
     dtype = wide(x.device)
     limit = 1e290 if dtype == torch.float64 else 1e30

@@ -1,12 +1,12 @@
 """Pointer tables: addresses, layouts and numbers that kernels read on a GPU.
 
-A kernel does not receive each tensor as an argument. It reads the addresses of all tensors from a
-table on the device. The object `TABLES` keeps the latest tables by their content, and sends a table
-only if its content is new.
+A kernel does not receive each tensor as an argument. Instead, the kernel reads the addresses of all
+tensors from a table on the device. The object `TABLES` caches the latest tables. It sends a table
+to the device only if the content of the table is new.
 
-Tables are sent through pinned memory. A piece of pinned memory is not written again before the copy
-from it is done. While a CUDA graph is captured, nothing is sent: kernels fill new tables with
-numbers that are their arguments.
+Tables are copied through pinned host memory. A piece of pinned memory is not overwritten before the
+copy from it has finished. During the capture of a CUDA graph, the host sends nothing. Instead,
+kernels receive the numbers as arguments and write the new tables.
 """
 
 from __future__ import annotations
@@ -36,18 +36,22 @@ IS_ODD = bytes([n % WIDE_LOADS != 0 for n in range(256)])
 TABLES_KEPT = 64  # of each kind
 PINNED_PIECES = 64  # pieces of pinned memory in use, enough for a dozen steps
 DTYPES = {"q": torch.int64, "d": torch.float64}
-"""The dtypes of sent arrays, by typecode."""
+"""For each typecode of an array on the host, the dtype of the array on the device."""
 T = TypeVar("T")
 
 
 class Chunks(NamedTuple):
-    """A division of tensors of some sizes among Triton programs, for any addresses.
+    """The division of tensors into chunks. Each Triton program processes one chunk.
+
+    The division depends on the sizes of the tensors and on whether their addresses are aligned. It
+    does not depend on the addresses themselves.
 
     Attributes:
-        layout: A table with one row for sizes of tensors (or slices), and one row for the index of
-            the first chunk of each. For slices, two more rows follow: the tensor of each slice, and
-            the place in the tensor where the slice begins.
-        chunks: For each Triton program: a tensor or slice, and which of its chunks.
+        layout: A table. Row 0 has the size of each tensor (or slice). Row 1 has the index of the
+            first chunk of each tensor (or slice). For slices, row 2 has the tensor of each slice,
+            and row 3 has the element of the tensor at which the slice begins.
+        chunks: For each Triton program: the index of a tensor (or slice), and the index of a chunk
+            of this tensor.
         launches: For each launch: whether all addresses are aligned, the first Triton program, and
             the number of Triton programs.
         total: The number of chunks.
@@ -70,14 +74,14 @@ class Pinned:
 
 
 class Ring:
-    """Pieces of pinned memory that are used in turn; pieces with a running copy are skipped."""
+    """Pieces of pinned memory that are used in turn. A piece with a running copy is skipped."""
 
     def __init__(self, make: Callable[[int, torch.dtype], Any] = Pinned) -> None:
         self._make = make
         self._pieces: list[Any] = []  # the piece that was used last is at the end
 
     def send(self, words: Tensor, out: Tensor) -> None:
-        """Copy to a device without synchronizing with it."""
+        """Copy `words` to the tensor `out` on a device, without synchronizing with the device."""
         piece = self._free(len(words), words.dtype)
         pinned = piece.memory[: len(words)]
         pinned.copy_(words)
@@ -86,7 +90,7 @@ class Ring:
         self._pieces.append(piece)
 
     def _free(self, size: int, dtype: torch.dtype) -> Any:
-        """Return a piece without a running copy, a new one if necessary."""
+        """Return a piece whose copy has finished. Make a new piece if there is none."""
         for i, piece in enumerate(self._pieces):
             if piece.memory.dtype == dtype and len(piece.memory) >= size and piece.event.query():
                 return self._pieces.pop(i)
@@ -96,7 +100,7 @@ class Ring:
 
 
 class DeviceTables:
-    """The tables that kernels read, kept by their content."""
+    """A cache of the tables that kernels read. The key of a table is its content."""
 
     def __init__(self) -> None:
         self._rings: dict[torch.device, Ring] = {}
@@ -110,21 +114,25 @@ class DeviceTables:
         return self.words(array("d", numbers), like)
 
     def words(self, words: array[Any], like: Tensor) -> Tensor:
-        """Return an array as a vector on the device of a tensor; it must not be written."""
+        """Return an array as a vector on the device of a tensor.
+
+        The vector is shared, so the caller must not write to it.
+        """
         form = words.typecode, words.tobytes()
         return self._find("numbers", form, like, lambda: self._sent(words, like))
 
     def send(self, numbers: Sequence[float], out: Tensor) -> None:
-        """Write numbers into a vector on its device."""
+        """Write numbers into the vector `out`, which may be on any device."""
         with self.lock, on(out.device):
             self._write(array("d", numbers), out)
 
     def table(
         self, buffers: Sequence[Buffer], sizes: Sequence[int], rows: SliceRows | None = None
     ) -> tuple[Tensor, Chunks]:
-        """Return a table with a row of addresses for each buffer, and the layout of the sizes.
+        """Return the addresses of the buffers as a table on the device, and the layout.
 
-        With `rows`, the layout divides these slices instead of whole tensors.
+        The table has one row for each buffer. The layout divides tensors of these sizes into
+        chunks. With `rows`, the layout divides the slices instead of whole tensors.
         """
         like = buffers[0].tensors[0]
         lengths = array("q", sizes)
@@ -135,7 +143,7 @@ class DeviceTables:
         step = min([buffer.dtype.itemsize for buffer in buffers])
 
         def make() -> tuple[Tensor, Chunks]:
-            """Send the addresses; gradients with new addresses often have a known layout."""
+            """Send the addresses. Gradients with new addresses often have a known layout."""
             starts = addresses[:]
             if rows is not None:  # each slice begins at the end of the slice before
                 starts += array("q", [n * step for n in rows.lengths])
@@ -151,11 +159,11 @@ class DeviceTables:
         return self._find("tables", form, like, make)
 
     def _find(self, kind: str, form: Hashable, like: Tensor, make: Callable[[], T]) -> T:
-        """Return what is known of a form, or make it now.
+        """Return the cached table with the key `form`, or make the table.
 
-        Tables are kept per stream, because a stream does not wait for a copy in another stream. A
-        capture may use tables of all streams, because it begins when all copies are done. It keeps
-        its tables for good.
+        Tables are cached per stream, because a stream does not wait for a copy in another stream.
+        The capture of a CUDA graph may use the tables of all streams, because all copies are done
+        when the capture begins. The tables of a CUDA graph are never freed.
         """
         key = form, like.device, fake_mode(like)
         with self.lock, on(like.device):
@@ -173,7 +181,7 @@ class DeviceTables:
             return table
 
     def _lay(self, odd: bytes, sizes: array[int], like: Tensor, rows: SliceRows | None) -> Chunks:
-        """Return a layout whose first launch has the tensors with aligned addresses."""
+        """Return a layout. The first launch of the layout has the tensors at aligned addresses."""
         count = len(sizes)
         if rows is None:
             per_chunk = CHUNK
@@ -206,7 +214,7 @@ class DeviceTables:
         return Chunks(layout, programs, used, total, alone)
 
     def _of_rows(self, first: Tensor, sizes: Tensor, rows: SliceRows) -> Tensor:
-        """Compute the layout of slices on the device, from the first chunks of tensors."""
+        """Compute the layout of slices on the device, from the first chunk of each tensor."""
         lengths, counts = sizes.view(2, -1)
         tensor = torch.repeat_interleave(counts, output_size=sum(rows.counts))
         begin = counts.cumsum(0) - counts
@@ -216,7 +224,7 @@ class DeviceTables:
         return torch.cat([length, chunk, tensor, which * length])
 
     def _chunks(self, layout: Tensor, order: Tensor, total: int, per_chunk: int) -> Tensor:
-        """Compute the tensor of each chunk, and its place among the tensor's chunks."""
+        """Compute the tensor of each chunk, and the index of the chunk in this tensor."""
         sizes, first = layout.view(-1, len(order))[:2]
         counts = ((sizes - 1) // span(sizes, per_chunk) + 1)[order]
         tensor = torch.repeat_interleave(order, counts, output_size=total)
@@ -243,7 +251,7 @@ class DeviceTables:
 
 
 def span(size: Any, per_chunk: int) -> Any:
-    """Return the elements per chunk of a tensor of this size.
+    """Return the number of elements per chunk, for a tensor of this size.
 
     `span_of` in triton_include.py computes the same.
     """
@@ -251,7 +259,7 @@ def span(size: Any, per_chunk: int) -> Any:
 
 
 def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which a GPU is the current device: kernels and streams need it."""
+    """Return a context in which a device is the current GPU, as kernels and streams require."""
     current = not _is_real(device) or device.index == torch.cuda.current_device()
     return nullcontext() if current else torch.cuda.device(device)
 

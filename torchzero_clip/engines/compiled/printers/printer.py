@@ -1,11 +1,12 @@
 """Printer: the parts of printing vector programs that C++ and Triton have in common.
 
-A `Printer` receives the segments of a step: vector nodes, and launches among them. CppPrinter and
-TritonPrinter print them for `replay/native_step.py` and `replay/device_step.py`.
+A `Printer` receives the segments of a step. A segment is a sequence of vector nodes and launches.
+`CppPrinter` prints the segments for `replay/native_step.py`. `TritonPrinter` prints them for
+`replay/device_step.py`.
 
-A value that only its own loop reads is a local variable, and needs no memory. Sizes, strides and
-addresses are looked up in tables when a kernel runs. So models that differ only in them share a
-kernel.
+A value that only one loop uses is a local variable of this loop. Such a value needs no memory.
+Kernels look up sizes, strides and addresses in tables. So models that differ only in sizes, strides
+or addresses share a kernel.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from torchzero_clip.engines.compiled.printers.vectors import (
 )
 
 LoopDims: TypeAlias = "list[tuple[int, list[int]]]"
-"""The size of each nested loop, and the strides of some regions in it."""
+"""For each nested loop: the number of iterations, and the stride of each region."""
 
 
 class LoopHeads(NamedTuple):
@@ -38,9 +39,9 @@ class LoopHeads(NamedTuple):
 
     Attributes:
         heads: The heads of the loops, the outer loop first.
-        inside: The first statements inside the inner loop.
-        steps: For each region the index variables, and the stride of each.
-        mask: The mask of the lanes; None if the loops go through one element at a time.
+        inside: The first statements inside the innermost loop.
+        steps: For each region: the index variables, each with its stride.
+        mask: The mask of the lanes, or None if the loops process one element at a time.
     """
 
     heads: list[str]
@@ -52,20 +53,20 @@ class LoopHeads(NamedTuple):
 def steps_of(
     regions: Sequence[Region], dims: LoopDims, names: Sequence[str]
 ) -> dict[Region, list[tuple[str, int]]]:
-    """Return for each region the index variables of loops, and the stride of each."""
+    """Return the index variables of loops for each region, each variable with its stride."""
     rows = list(zip(names, dims, strict=True))
     return {x: [(name, strides[k]) for name, (_, strides) in rows] for k, x in enumerate(regions)}
 
 
 def index_of(table: list[Any], x: Any) -> int:
-    """Return the index of an item in a table, after adding it if it is missing."""
+    """Return the index of an item in a table. If the table lacks the item, append it first."""
     if x not in table:
         table.append(x)
     return table.index(x)
 
 
 def nodes_of(loop: Loop) -> list[VectorNode]:
-    """Return the nodes of a loop that are no launches."""
+    """Return the nodes of a loop, without launches."""
     return [node for node in loop.nodes if isinstance(node, VectorNode)]
 
 
@@ -73,12 +74,13 @@ class Printer:
     """A printer of the segments of a step.
 
     Args:
-        memories: The memories of the regions.
+        memories: The blocks of memory. A region refers to its block by an index.
         segments: The segments, in the order of the step.
-        read: The memories that are read outside of these segments.
+        read: The indices of the blocks that other code reads.
 
     Attributes:
-        backed: The memories that must exist; the others are local variables of a loop.
+        backed: The indices of the blocks that must exist. The other blocks are only local variables
+            of a loop.
         pointers: The table of addresses that a kernel looks up.
         integers: The table of integers that a kernel looks up, such as sizes and strides.
     """
@@ -99,7 +101,7 @@ class Printer:
         self._count = 0
 
     def _shared(self) -> set[int]:
-        """Return the memories that several loops use, or several regions in one loop."""
+        """Return the indices of the blocks that cannot be a local variable of one loop."""
         users = dict[int, set[Any]]()
         shared = set[int]()
         all_loops = list(itertools.chain(*self.loops))
@@ -114,7 +116,7 @@ class Printer:
         return shared | (users.keys() - local)
 
     def stored(self, region: Region) -> bool:
-        """Return whether a region is in memory, not only a local variable of a loop."""
+        """Return whether a region is in memory. Otherwise it is a local variable of a loop."""
         return region.memory in self.backed or not self.memories[region.memory].own
 
     def name(self, letter: str) -> str:
@@ -125,15 +127,15 @@ class Printer:
     # ------------------------------------------------------------------ texts of the language
 
     def integer(self, n: Any) -> str:
-        """Return the text of an integer, which the kernel looks up."""
+        """Return the text with which a kernel looks up an integer."""
         raise NotImplementedError
 
     def address(self, x: Region, *loops: LoopHeads) -> str:
-        """Return the text of the address of an element of a region."""
+        """Return the address of an element of a region, as text."""
         raise NotImplementedError
 
     def load(self, x: Region, *loops: LoopHeads) -> str:
-        """Return the text of the value of an element of a region."""
+        """Return the text that reads an element of a region."""
         raise NotImplementedError
 
     def store(self, x: Region, value: str, *loops: LoopHeads) -> str:
@@ -147,11 +149,14 @@ class Printer:
     # ------------------------------------------------------------------ loops
 
     def in_rows(self, region: Region) -> bool:
-        """Return whether the first dim of a region goes from one memory to the next."""
+        """Return whether each index of the first dim of a region has a separate memory block."""
         return bool(self.memories[region.memory].rows)
 
     def dims(self, shape: Sequence[int], regions: Sequence[Region]) -> LoopDims:
-        """Return the loops over a shape: dims that are contiguous in all regions become one."""
+        """Return the nested loops over a shape.
+
+        Neighboring dims become one loop if they are contiguous in all regions.
+        """
         rows = any(map(self.in_rows, regions))
         dims = list[tuple[int, list[int]]]()
         for d, n in enumerate(shape):
@@ -166,7 +171,7 @@ class Printer:
         return dims
 
     def each(self, shape: Sequence[int], regions: Sequence[Region]) -> LoopHeads:
-        """Return loops over a shape, one element at a time."""
+        """Return loops over a shape that process one element at a time."""
         dims = self.dims(shape, regions)
         names = [self.name("j") for _ in dims]
         sizes = [self.integer(n) for n, _ in dims]
@@ -174,18 +179,21 @@ class Printer:
         return LoopHeads(heads, [], steps_of(regions, dims, names), None)
 
     def lanes(self, shape: Sequence[int], regions: Sequence[Region]) -> LoopHeads:
-        """Return loops over a shape, as many elements at a time as the language has lanes."""
+        """Return loops over a shape that process one element per lane at the same time.
+
+        If the language has no lanes, the loops process one element at a time.
+        """
         return self.each(shape, regions)
 
     def around(self, loops: LoopHeads, body: Sequence[str]) -> list[str]:
-        """Return statements inside loops."""
+        """Return the text of loops around statements."""
         lines = [*loops.inside, *body]
         for head in reversed(loops.heads):
             lines = [head, *[f"    {line}" for line in lines], *self.language.end]
         return lines
 
     def index(self, x: Region, loops: Sequence[LoopHeads]) -> tuple[str, list[str]]:
-        """Return the row of an element, if its region has rows, and the terms of its offset."""
+        """Return the row of an element and the terms of its offset. Without rows, the row is ""."""
         steps = [step for heads in loops for step in heads.steps[x]]
         row = steps.pop(0)[0] if self.in_rows(x) else ""
         start = [self.integer(x.start)] if x.start else []
@@ -195,7 +203,7 @@ class Printer:
     # ------------------------------------------------------------------ nodes
 
     def lines(self, loop: Loop) -> list[str]:
-        """Return the statements of a loop that is no launch."""
+        """Return a loop as statements. The loop must not be a launch."""
         first = nodes_of(loop)[0]
         if loop.open:
             return self._elementwise(loop)
@@ -224,9 +232,10 @@ class Printer:
         return self.around(element, lines)
 
     def _reduction(self, node: VectorNode) -> list[str]:
-        """Return the statements of a reduction: a loop over results, with a loop over dims inside.
+        """Return a reduction as statements.
 
-        The larger loop is spread over lanes.
+        The outer loop goes over the results. The inner loop goes over the reduced dims. The loop
+        with more iterations is spread over lanes.
         """
         x = node.given[0]
         assert isinstance(x, Region)

@@ -1,9 +1,9 @@
-"""Programs: the nodes of a tape as a function of tensors, in a form that can be compared.
+"""Programs: recorded nodes as a function of tensors, in a form that can be compared.
 
-`program_of` makes a `Program` of the nodes that a tape recorded, and numbers its operands in the
-order of use, so that equal tapes give equal programs. A `Launch` is a program with the buffers,
-numbers, vectors and scalars of one run. The modules cpp.py and triton.py print programs for a
-compiler. The function `interpreted` runs them in PyTorch, node by node.
+`program_of` turns the nodes of a tape into a `Program`. Operands are numbered in the order of use,
+so that equal tapes give equal programs. A `Launch` is one run of a program: the program with its
+buffers, numbers, vectors and scalars. The modules cpp.py and triton.py print programs for a
+compiler. The function `interpreted` runs a program in PyTorch, node by node.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torchzero_clip.engines.buffers import Buffer
 from torchzero_clip.engines.compiled.printers.operators import OPERATORS, over
 
 NodeOperand: TypeAlias = "tuple[str, Any]"
-"""A kind of operand and which of that kind.
+"""The kind of an operand, and its index or name.
 
 - ("value", i): the result of node i;
 - ("buffer", i): a list of tensors;
@@ -41,19 +41,19 @@ NodeOperand: TypeAlias = "tuple[str, Any]"
 Node: TypeAlias = "tuple[str, tuple[NodeOperand, ...]]"
 """An operator and its operands. The first operand is a value; for "load" it is a buffer."""
 Measurement: TypeAlias = "tuple[Measure, int] | None"
-"""A measure and the value that is measured."""
+"""A measure, and the index of the measured value. None if nothing is measured."""
 
 LAUNCH_KINDS = ("buffer", "number", "vector", "scalar")
 """The kinds of operands that a launch passes to a program."""
 LITERAL_KINDS = ("dtype", "half")
-"""The kinds of operands that are printed as they are; other operands have a name."""
+"""Operands of these kinds are printed as they are. Operands of other kinds are variables."""
 TORCH_TEXTS = {"load": "{0}", "to": "{0}.to({1})"}
-"""The text in PyTorch of the nodes that are no operators."""
+"""The PyTorch text of those nodes that are not in the table of operators."""
 PROGRAMS_KEPT = 1000
 
 
 class Program(NamedTuple):
-    """The nodes of a tape as a function; equal programs are compiled once in a process."""
+    """The nodes of a tape as a function. Equal programs are compiled once in a process."""
 
     nodes: tuple[Node, ...]
     stores: tuple[tuple[int, int], ...]
@@ -64,22 +64,22 @@ class Program(NamedTuple):
     scalars: tuple[torch.dtype, ...]
     device: torch.device
     rows: bool = False
-    """Whether slices of tensors are measured, or have operands of their own."""
+    """Whether the program measures slices of tensors, or has operands for slices."""
 
     @property
     def numbers(self) -> int:
-        """The count of Python floats that are operands."""
+        """The number of operands that are Python floats."""
         operands = [operand for _, node in self.nodes for operand in node]
         return max([which + 1 for kind, which in operands if kind == "number"], default=0)
 
     @property
     def of_rows(self) -> set[int]:
-        """The vectors that have one element per slice."""
+        """The indices of the vectors that have one element per slice."""
         return {which for _, node in self.nodes for kind, which in node if kind == "row"}
 
     @property
     def operands(self) -> Iterator[tuple[str, int, torch.dtype]]:
-        """All operands of the function: the kind, which of the kind, and the dtype."""
+        """All operands of the function, each with its kind, index and dtype."""
         yield from [("buffer", i, dtype) for i, dtype in enumerate(self.buffers)]
         yield from [("number", i, torch.float64) for i in range(self.numbers)]
         for i, dtype in enumerate(self.vectors):
@@ -87,10 +87,11 @@ class Program(NamedTuple):
         yield from [("scalar", i, dtype) for i, dtype in enumerate(self.scalars)]
 
     def source(self) -> str:
-        """Return the source of a Python function of the operands, for one tensor of each buffer.
+        """Return the source of a Python function that computes the program for one tensor.
 
-        The function returns a list with the value to be measured. Values of 16 bits are computed in
-        float32, as in compiled kernels: PyTorch would round the product of a bfloat16 tensor and a
+        The arguments are the operands, with one tensor in place of each buffer. The function
+        returns a list with the value to be measured. Values of 16 bits are computed in float32, as
+        in compiled kernels. Otherwise PyTorch would round the product of a bfloat16 tensor and a
         number.
         """
         body = list[str]()
@@ -110,7 +111,7 @@ class Program(NamedTuple):
         return "\n    ".join([f"def program({names}):", *body])
 
     def _narrow(self, name: str, operands: tuple[NodeOperand, ...]) -> bool:
-        """Return whether a node loads, or rounds to, floating-point numbers of 16 bits."""
+        """Return whether a node loads bfloat16 or float16, or casts to one of these dtypes."""
         if name == "load":
             return self.buffers[operands[0][1]] in HALF
         return name == "to" and operands[1][1] in map(str, HALF)
@@ -118,7 +119,7 @@ class Program(NamedTuple):
 
 @cache
 def interpreted(program: Program) -> Callable[..., Any]:
-    """Return the function of a program in PyTorch, which runs node by node."""
+    """Return a PyTorch function that runs a program node by node."""
     source = program.source()
     name = f"<torchzero_clip program {zlib.crc32(source.encode()):x}>"
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
@@ -131,11 +132,12 @@ def interpreted(program: Program) -> Callable[..., Any]:
 
 @dataclass
 class Launch:
-    """A program with the tensors and numbers of one run.
+    """One run of a program: the program with its tensors and numbers.
 
     Attributes:
         sizes: The number of elements of each tensor.
-        elements: The places of elements in whole parameters, if stochastic rounding needs them.
+        elements: The places of elements in whole parameters. None unless stochastic rounding needs
+            the places.
         rows: The slices that are measured, or that have operands of their own.
     """
 
@@ -173,9 +175,9 @@ class Launch:
         return [t for i in sorted(buffers) for t in self.buffers[i].tensors]
 
     def misfits(self) -> list[int]:
-        """Return the positions of tensors that a kernel cannot go through in one order.
+        """Return the positions of tensors that a kernel cannot process.
 
-        They have gaps in memory, or strides that differ from buffer to buffer.
+        Such tensors have gaps in memory, or their strides differ between buffers.
         """
         if self.rows is not None:
             lists = zip(*[buffer.tensors for buffer in self.buffers], strict=True)
@@ -186,7 +188,7 @@ class Launch:
         return [i for i in range(len(self.sizes)) if not self._fits(i)]
 
     def _fits(self, i: int) -> bool:
-        """Return whether all buffers have the elements of their i-th tensor in the same order."""
+        """Return whether the i-th tensors of all buffers have the same order in memory."""
         if not all([buffer.dense[i] for buffer in self.buffers]):
             return False
         tensors = [buffer.tensors[i] for buffer in self.buffers]
@@ -197,7 +199,7 @@ class Launch:
     def run_by_torch(self, positions: Collection[int]) -> Tensor | None:
         """Run the program node by node for the tensors at some positions.
 
-        Return their statistics, or None if nothing is measured.
+        Return the statistics of these tensors, or None if nothing is measured.
         """
         if not positions:
             return None
@@ -217,7 +219,7 @@ class Launch:
         return torch.cat(statistics_of_slices(values, dims, measured[0]), dim=1)[:1]
 
     def columns(self, positions: Collection[int]) -> list[int]:
-        """Return which columns of all statistics belong to the tensors at some positions."""
+        """Return the columns of the statistics that belong to the tensors at some positions."""
         if self.rows is None:
             return list(positions)
         ends = list(itertools.accumulate(self.rows.counts, initial=0))
@@ -226,8 +228,8 @@ class Launch:
     def _element(self, vector: Tensor, which: int, i: int) -> Tensor:
         """Return the element of a vector for the i-th tensor.
 
-        A vector of slices gives the elements of all slices of the tensor. The starts of stochastic
-        rounding give the place of each element of the tensor.
+        A vector with one element per slice gives the elements of all slices of the tensor. The
+        vector `elements.starts` of stochastic rounding gives the place of each element.
         """
         if self.rows is not None and which in self.program.of_rows:
             return vector[self.columns([i])].view(self.rows.shapes[i])
@@ -237,13 +239,15 @@ class Launch:
 
 
 class Relaunch:
-    """A launch that replayed steps run again, with other numbers and gradients.
+    """A launch of a recorded step. Replayed steps run it with other numbers and gradients.
 
     Args:
         launch: The launch of the recorded step.
-        runner: A weak reference to the runner, because the runner itself holds the step.
-        buffers: The buffers of the launch. A buffer of gradients is given by its places.
-        gradients: The buffers of gradients of the current step, by their places.
+        runner: A weak reference to the runner. It is weak because the runner holds the step.
+        buffers: The buffers of the launch. A buffer of gradients is replaced by the places of its
+            gradients.
+        gradients: The buffers of gradients of the current step. The key of a buffer is the places
+            of its gradients.
     """
 
     def __init__(
@@ -282,10 +286,11 @@ def program_of(
     device: torch.device,
     rows: bool = False,
 ) -> tuple[Program, list[tuple[int, ...]]]:
-    """Return a program of the nodes that stores and a measurement need.
+    """Return a program that computes only the given stores and measurement.
 
-    `dtypes` are the dtypes of the tape's buffers, vectors and scalars. The second result lists, for
-    each of `LAUNCH_KINDS`, which operands of the tape the program receives, in the program's order.
+    `dtypes` has the dtypes of the tape's buffers, vectors and scalars. The second result has one
+    entry for each of `LAUNCH_KINDS`: the indices of those operands of the tape that the program
+    receives, in the program's order.
     """
     needed = {value for _, value in stores}
     if measured is not None:

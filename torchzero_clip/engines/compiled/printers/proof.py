@@ -1,13 +1,15 @@
-"""Proof: a comparison of each new kernel with PyTorch's operators before a step uses it.
+"""Proof: compare each new kernel with PyTorch's operators before a step uses the kernel.
 
-A kernel of a list program is tried on random tensors, with the numbers, vectors and scalars of the
-current step. The tensors are longer and shorter than a block, at aligned and unaligned addresses.
+`proven` runs a list kernel on random tensors, with the numbers, vectors and scalars of the current
+step. Some tensors are longer than a block, and some are shorter. Some addresses are aligned, and
+some are not.
 
-A kernel of vectors is tried in the first step that needs it, on the values of that step. If it
-differs from PyTorch, PyTorch's results stay.
+`Trial.run` runs a vector kernel in the first step that needs the kernel, on the values of this
+step. If the results differ from PyTorch's results, the step uses PyTorch's results.
 
-A file next to the compiled kernels notes a success, so each kernel is tried once per device and
-version. If a kernel differs, or cannot run, no kernel is used any more on this type of device.
+After a successful comparison, `Trial.passed` writes a file next to the compiled kernels. So each
+kernel is compared once per device and version. If a kernel gives different results or cannot run,
+this process uses no more kernels on this type of device.
 """
 
 from __future__ import annotations
@@ -41,23 +43,26 @@ from torchzero_clip.engines.compiled.printers.vectors import (
 )
 
 Parts: TypeAlias = "Callable[[Region], list[Tensor]]"
-"""A function that returns the tensors of a region; none if the region is a local variable."""
+"""A function that returns the tensors of a region, or an empty list for a local variable."""
 ROWS = SliceRows(((3, 1), (5, 1)) * 2, ((1,),) * 4, (1400, 343, 3, 7), (3, 5) * 2, True)
-"""The slices of the four tensors on which a kernel is tried."""
+"""The slices of the four tensors on which a list kernel is compared with PyTorch."""
 SIZES = [4200, 1715, 9, 35]
 PROVEN = set[Program]()
 """The programs whose kernels agree with PyTorch."""
 WRONG = set[str]()
-"""The types of devices on which a kernel does not agree."""
+"""The types of devices on which a kernel disagreed with PyTorch."""
 
 
 def known(launch: Launch) -> bool:
-    """Return whether a launch needs no proof: its program has one, or its tensors are fake."""
+    """Return whether a launch needs no comparison with PyTorch.
+
+    This is so if the program is proven already, or if the tensors are fake.
+    """
     return launch.program in PROVEN or fake_mode(launch.buffers[0].tensors[0]) is not None
 
 
 def proven(launch: Launch, call: Call | None, source: Callable[[Program], Any]) -> Call | None:
-    """Return a function that runs a kernel if the kernel is proven, else None.
+    """Return `call`, which runs a kernel, if the kernel agrees with PyTorch. Otherwise return None.
 
     `source` prints the text of the kernel.
     """
@@ -76,7 +81,7 @@ def proven(launch: Launch, call: Call | None, source: Callable[[Program], Any]) 
 
 
 class Trial:
-    """A comparison of a compiled text with PyTorch, on a device.
+    """A comparison of a kernel with PyTorch on a device.
 
     Attributes:
         known: Whether an earlier comparison has succeeded.
@@ -96,10 +101,10 @@ class Trial:
         self._vague = False  # whether results were zero, which proves nothing
 
     def run(self, nodes: Segment, call: Callable[[], None], parts: Parts) -> None:
-        """Run a kernel of nodes; if it has no proof yet, run PyTorch's operators as well.
+        """Run the kernel of some nodes. Compare the kernel with PyTorch unless it is proven.
 
-        If both differ, the results of PyTorch stay. `parts` returns the tensors of a region, and
-        none for a local variable.
+        If the results differ, PyTorch's results replace the results of the kernel. `parts` returns
+        the tensors of a region, or an empty list for a local variable.
         """
         vector_nodes = [node for node in nodes if isinstance(node, VectorNode)]
         written = [t for node in vector_nodes for t in parts(node.out)]
@@ -126,7 +131,7 @@ class Trial:
             self._vague = True
 
     def passed(self) -> bool:
-        """Return whether there was no difference: note a success, and warn of a failure."""
+        """Return whether the results agreed. Write the outcome to a file, and warn of a failure."""
         page = self._mark.with_suffix(".txt" if self.said else ".proven")
         with suppress(OSError):  # the folder may be removed, or read-only
             if self.said or not self._vague:
@@ -143,10 +148,10 @@ class Trial:
 
 
 def _by_torch(nodes: Sequence[VectorNode], parts: Parts, like: Tensor) -> list[float]:
-    """Run nodes by PyTorch's operators, and write their results.
+    """Run nodes by PyTorch's operators, and write the results.
 
-    Return, for each written tensor, how large numbers were on the way to it: rounding errors are
-    relative to them.
+    For each written tensor, return the largest absolute number in its computation. Rounding errors
+    are relative to this number.
     """
     values = dict[Region, Tensor]()
     sizes = dict[Any, float]()
@@ -185,7 +190,7 @@ def _size(x: Any) -> float:
 
 
 def _computed(node: VectorNode, *operands: Any) -> Any:
-    """Return the result of a node by PyTorch's operators."""
+    """Compute a node by PyTorch's operators, and return the result."""
     name = node.name
     x = operands[0]
     if name == "norm":
@@ -215,7 +220,7 @@ def _compare(launch: Launch, call: Call) -> None:
 def _results(launch: Launch) -> list[Tensor]:
     """Return all tensors that a launch has written.
 
-    A lower half of float32 is joined to its upper half, because it means nothing alone.
+    A lower half of a float32 value has no meaning alone, so it is joined to its upper half.
     """
     nodes = launch.program.nodes
     stores = dict(launch.program.stores)
@@ -229,10 +234,10 @@ def _results(launch: Launch) -> list[Tensor]:
 
 
 def _drawn(launch: Launch) -> Launch:
-    """Return a launch of the same program on random elements, none of them near 0.
+    """Return a launch of the same program on random elements that are not near 0.
 
-    It has the numbers, vectors and scalars of the launch. NaN and infinity are replaced by 1,
-    because with them all results are the same.
+    The new launch has the numbers, vectors and scalars of the given launch. NaN and infinity are
+    replaced by 1, because they would make all results equal.
     """
     program = launch.program
     draw = torch.Generator().manual_seed(0)

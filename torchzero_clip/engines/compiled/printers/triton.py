@@ -1,15 +1,16 @@
-"""Programs in Triton, for parameters on CUDA: one launch goes through all tensors of a bucket.
+"""Triton kernels for parameters on CUDA. One launch of a kernel processes all tensors of a bucket.
 
-`source` prints a list program, `native` makes a function that runs a `Launch` with it, and
-`TritonPrinter` prints the vector programs of a step. All kernels include triton_include.py.
+A list program computes with lists of tensors. `source` prints a list program as Triton text, and
+`native` returns a function that runs the compiled program. `TritonPrinter` prints the vector
+programs of a step. All kernels include triton_include.py.
 
-A list kernel receives a table of addresses, and a table that gives each Triton program a chunk of a
-tensor. So a kernel is compiled once for all shapes. A norm is summed in the same pass that computes
-the values.
+A list kernel receives a table of addresses, and a table that assigns a chunk of a tensor to each
+Triton program. So a kernel is compiled once for all shapes. The kernel sums norms in the same pass
+that computes the values.
 
-A vector kernel is a single Triton program that runs all nodes between two launches, on as many
-elements at a time as it has lanes. Values that one loop writes and another loop reads are in
-memory, with a barrier between the loops.
+A vector kernel is a single Triton program that runs all nodes between two launches. It processes
+several elements at the same time, one in each lane. If one loop writes values that another loop
+reads, the values are in memory, and there is a barrier between the two loops.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ MEASURED = {
     NAMED["linf"]: "largest_of({})",
     NAMED["sum"]: "tl.sum({}.to(tl.float64), axis=0)",
 }
-"""For each measure: what a block adds to the statistic of its chunk."""
+"""For each measure: the text that computes the statistic of one block of elements."""
 SUMMED = "total = tl.full((), 0.0, tl.float64)", "total += {}", "total"
 LARGEST = (
     "total = tl.full((), 0, tl.int32)",
     "total = tl.maximum(total, {})",
     "total.to(tl.float32, bitcast=True).to(tl.float64)",
 )
-"""The statistic of a chunk: its first value, how a block joins it, and its value as float64."""
+"""The statistic of a chunk: the start value, how a block is added, and the result as float64."""
 BUFFER = """buffer{0} = tl.load(addresses + {0} * count + tensor){1} + at
     buffer{0} = tl.multiple_of(buffer{0}, {2}) if ALIGNED else buffer{0}"""
-"""The address of a list in a chunk. All lists are loaded with the same number of elements at a
-time, the number that fits into 16 bytes in the widest dtype. With different numbers, Triton would
-reorder elements through shared memory."""
+"""The address of a chunk in a buffer. A kernel reads the same number of elements at a time from all
+buffers: the number that fits into 16 bytes in the widest dtype. With different numbers, Triton
+would reorder elements through shared memory."""
 TENSORS = """tensor = tl.load(chunks + 2 * program)
     at, left = part_of(tl.load(layout + tensor), tl.load(chunks + 2 * program + 1), CHUNK)"""
 """The first element of a tensor's chunk, and the number of elements in the chunk."""
@@ -58,12 +59,12 @@ ROWS = """row = tl.load(chunks + 2 * program)
     at, left = part_of(tl.load(layout + row), tl.load(chunks + 2 * program + 1), ROW)
     tensor = tl.load(layout + 2 * width + row).to(tl.int32)
     at += tl.load(layout + 3 * width + row)"""
-"""The same for the chunk of a slice."""
+"""The first element of a slice's chunk, and the number of elements in the chunk."""
 ALONE = """if alone != 0:
         tl.store(parts + {one}, {last})
     else:
         tl.store(parts + program, {total})"""
-"""Store the result of a chunk: the final statistic if each tensor or slice is a single chunk."""
+"""Store the statistic of a chunk. If each tensor or slice is a single chunk, it is the result."""
 PAGE = """import triton
 import triton.language as tl
 
@@ -100,12 +101,12 @@ TYPES = {dtype: str(dtype).removeprefix("torch.") for dtype in POINTERS} | {torc
 STORED_TYPES = TYPES | {torch.bfloat16: "uint16", torch.bool: "int8"}
 """The types of elements in memory: bfloat16 is stored as its bits, and flags as bytes."""
 ADDRESSES = {dtype: f".to(tl.pointer_type(tl.{kind}))" for dtype, kind in STORED_TYPES.items()}
-"""By dtype, the text that makes an integer the address of an element."""
+"""For each dtype, the text that casts an integer to the address of an element."""
 MASKED_LOAD = ", other=0"  # masked lanes of a load read 0
 
 
 def number(x: Number, dtype: torch.dtype) -> str:
-    """Return the text of a number in Triton."""
+    """Return a number as Triton text."""
     if dtype.is_floating_point:
         return repr(float(x)) if math.isfinite(x) else f'float("{x}")'
     return repr(bool(x) if dtype == torch.bool else int(x))
@@ -159,7 +160,7 @@ def here() -> bool:
 
 
 def source(program: Program) -> str | None:
-    """Return the Triton text of a program; None if only PyTorch has its dtypes or operators."""
+    """Return a program as Triton text, or None if Triton lacks one of its dtypes or operators."""
     statements = TRITON.statements(program)
     if statements is None:
         return None
@@ -197,9 +198,9 @@ def page(
     before: str = "",
     last: str = "",
 ) -> str:
-    """Return the source file of a kernel, from its parameters with their types.
+    """Return the source text of a kernel. `parameters` has the type of each parameter.
 
-    Profilers show a kernel by the names of its operators.
+    Profilers show the kernel under a title that lists `operators`.
     """
     arguments = ", ".join([f'{name}: "{kind}"' for name, kind in parameters.items()]) + last
     title = "_".join(["torchzero_clip", *dict.fromkeys(operators)])[:64]
@@ -209,7 +210,7 @@ def page(
 
 
 def signature(program: Program) -> dict[str, str]:
-    """Return the parameters of a list kernel and their types; ALIGNED comes after them."""
+    """Return the type of each parameter of a list kernel, except the last parameter ALIGNED."""
     types = {"addresses": "*i64", "layout": "*i64", "chunks": "*i32", "count": "i32", "skip": "i32"}
     if program.rows:
         types["width"] = "i32"
@@ -228,12 +229,13 @@ class VectorKernel(NamedTuple):
     """A printed vector kernel.
 
     Attributes:
-        text: Its source file.
-        signature: Its parameters and their types.
-        sources: The memories that are arguments, because each step has another tensor there.
-        words: The table of all other addresses and integers that the kernel looks up. A pair of a
-            memory and an element stands for the element's address. The table has at least one
-            entry, because an empty table cannot be sent.
+        text: The source text of the kernel.
+        signature: The type of each parameter.
+        sources: The indices of the memory blocks whose tensors are arguments, because each step
+            uses other tensors.
+        words: The table of all other addresses and integers that the kernel looks up. A pair
+            (memory block, element) stands for the address of the element. The table has at least
+            one entry, because an empty table cannot be sent.
     """
 
     text: str
@@ -243,12 +245,12 @@ class VectorKernel(NamedTuple):
 
 
 class TritonPrinter(Printer):
-    """A printer of a step's segments, each as a kernel of its own."""
+    """A printer of the segments of a step, each as a separate Triton kernel."""
 
     language = TRITON
 
     def kernel(self, loops: Sequence[Loop]) -> VectorKernel:
-        """Return the printed kernel of consecutive loops."""
+        """Print consecutive loops as one kernel, and return the kernel."""
         self.pointers = list[int]()
         self.integers = list[int]()
         self._count = 0
@@ -297,7 +299,10 @@ class TritonPrinter(Printer):
         return LoopHeads([head], inside, steps_of(regions, dims, [i, *reversed(names)]), mask)
 
     def _memory(self, x: Region) -> str:
-        """Return the name of a memory's address, or of its table of addresses if it has rows."""
+        """Return the name of the variable with the address of a region's memory block.
+
+        If the block has rows, the variable has the address of a table of addresses.
+        """
         index = index_of(self.pointers, x.memory)
         if not self.in_rows(x):
             changes = self.memories[x.memory].changes
@@ -306,9 +311,9 @@ class TritonPrinter(Printer):
         return f"m{index}"
 
     def _at(self, x: Region, *loops: LoopHeads) -> tuple[str, str]:
-        """Return the texts of an element's address and of the mask of a load or store.
+        """Return the address of an element and the mask of the load or store, both as text.
 
-        Without a mask, all lanes have the same element.
+        The mask is empty if all lanes use the same element.
         """
         at = self._memory(x)
         row, terms = self.index(x, loops)
@@ -339,7 +344,10 @@ class TritonPrinter(Printer):
 
 
 class TritonCall:
-    """A function that runs launches: one kernel launch, and another for unaligned addresses."""
+    """A function that runs the launches of a program.
+
+    Tensors at aligned addresses share one kernel launch. The other tensors share a second launch.
+    """
 
     def __init__(self, program: Program, text: str) -> None:
         self.program = program
@@ -348,7 +356,10 @@ class TritonCall:
     def __call__(
         self, operands: Launch, sizes: Sequence[int], out: Tensor | None = None
     ) -> Tensor | None:
-        """Run a launch on the first `sizes` elements of each tensor; return statistics in `out`."""
+        """Run a launch on the first sizes[i] elements of tensor i, and return the statistics.
+
+        If `out` is given, the statistics are written to it.
+        """
         like = operands.buffers[0].tensors[0]
         width = operands.width
         addresses, grid = TABLES.table(operands.buffers, sizes, operands.rows)
@@ -375,6 +386,6 @@ class TritonCall:
 
 @cache
 def native(program: Program) -> TritonCall | None:
-    """Return a function that runs launches of a program, or None if it has no kernel."""
+    """Return a function that runs the kernel of a program, or None if there is no kernel."""
     text = source(program)
     return None if text is None else TritonCall(program, text)

@@ -1,8 +1,10 @@
-"""Vectors: arithmetic on a few numbers between two launches, as nodes over regions of memory.
+"""Vectors: the parts of vector programs, which do arithmetic on a few numbers between two launches.
 
-`replay/lowering.py` makes these nodes from the graph of a recorded step, and the printers print
-them; a printer needs nothing of PyTorch's graph. A view is another region of the same memory, so it
-needs no operator. A single number is a region without dims.
+A vector program is a list of nodes. A node reads and writes regions. A region is a part of a memory
+block, with a shape and strides. `replay/lowering.py` makes the nodes from the graph of a recorded
+step, and the printers print the nodes. So a printer does not need PyTorch's graph. A view is
+another region of the same memory block and needs no operator. A single number is a region without
+dims.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from torchzero_clip.engines.compiled.printers.program import Relaunch
 
 
 class Region(NamedTuple):
-    """The place of a tensor's elements: a part of a memory, from the element `start` on."""
+    """A part of a memory block, with a shape and strides, like a view of a tensor.
+
+    The field `memory` is the index of the block. The region begins at the element `start`.
+    """
 
     memory: int
     dtype: torch.dtype
@@ -32,7 +37,7 @@ class Region(NamedTuple):
         return self._replace(shape=shape, strides=tuple([self.strides[d] for d in dims]))
 
     def expanded(self, shape: Sequence[int]) -> Region:
-        """Return the region broadcast to a shape, as in torch: the last dims are aligned."""
+        """Return the region broadcast to a shape. As in torch, the last dims are aligned."""
         missing = len(shape) - len(self.shape)
         if any([n not in (1, wide) for n, wide in zip(self.shape, shape[missing:], strict=True)]):
             raise ValueError(f"{self.shape} does not broadcast to {tuple(shape)}")
@@ -49,15 +54,15 @@ VectorOperand: TypeAlias = "Region | Number"
 
 @dataclass
 class VectorMemory:
-    """The memory of regions.
+    """A block of memory that contains regions.
 
     Attributes:
-        tensor: A tensor in this memory that exists before the step. Its first element is element
-            `start` of the memory.
-        changes: Whether each step has another tensor here.
-        rows: If this memory joins several others: each of the others, with its first element. The
-            first dim of a region goes from row to row.
-        size: The number of elements, if the memory belongs to the vector program.
+        tensor: A tensor in this block that exists before the step. The first element of the tensor
+            is the element `start` of the block.
+        changes: Whether each step uses another tensor in place of this block.
+        rows: If this block joins several other blocks: the index and the first element of each of
+            them. The first dim of a region goes from row to row.
+        size: The number of elements, if the block belongs to the vector program.
     """
 
     dtype: torch.dtype
@@ -69,12 +74,12 @@ class VectorMemory:
 
     @property
     def own(self) -> bool:
-        """Whether the memory belongs to the vector program."""
+        """Whether the block belongs to the vector program."""
         return self.tensor is None and not (self.changes or self.rows)
 
 
 class VectorNode(NamedTuple):
-    """An operator on each element of a region, or a reduction of an operand's last dims."""
+    """An operator on each element of a region, or a reduction over the last dims of a region."""
 
     name: str
     out: Region
@@ -84,7 +89,7 @@ class VectorNode(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """A launch of a list program among vector nodes; `out` receives its statistics."""
+    """A launch of a list program between vector nodes. The region `out` receives the statistics."""
 
     launch: Relaunch
     numbers: tuple[VectorOperand, ...]
@@ -99,7 +104,7 @@ class Launched(NamedTuple):
 
 
 Segment: TypeAlias = "list[VectorNode | Launched]"
-"""Consecutive nodes without a call of PyTorch between them."""
+"""Consecutive vector nodes and launches, without a call of PyTorch between them."""
 
 
 def regions_of(nodes: Iterable[VectorNode | Launched]) -> list[Region]:
@@ -108,7 +113,7 @@ def regions_of(nodes: Iterable[VectorNode | Launched]) -> list[Region]:
 
 
 def touched(operands: Sequence[Any], memories: Sequence[VectorMemory]) -> set[int]:
-    """Return the memories of all regions among some operands."""
+    """Return the indices of the memory blocks of all regions among some operands."""
     regions = [x for x in operands if type(x) is Region]
     places = [memories[x.memory].rows or [(x.memory, 0)] for x in regions]
     return {memory for rows in places for memory, _ in rows}
