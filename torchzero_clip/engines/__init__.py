@@ -1,4 +1,4 @@
-"""Engines: the code that does the arithmetic. Results of engines differ only by rounding."""
+"""Engines do the arithmetic of a step. Results of two engines differ only by rounding."""
 
 from torchzero_clip.engines.compiled import Compiled
 from torchzero_clip.engines.eager import AT_ONCE, Eager

@@ -1,11 +1,12 @@
 """Buffers: lists of tensors that compiled programs read and write, kept from step to step.
 
-A `Buffer` holds a list of tensors, such as the parameters of one bucket, together with their
-addresses, dtypes, shapes and strides. Compiled programs and replayed steps receive buffers, so that
-they never ask a tensor for its address themselves. `Buffers` keeps the buffers of an engine,
-because it takes less time to compare tensors with a known buffer than to make a new one. Each step
-makes this comparison before it uses a buffer, so no program writes to memory that a tensor has
-left.
+A `Buffer` holds a list of tensors, such as the parameters of one bucket. It also stores the
+addresses, dtypes, shapes and strides of the tensors. Compiled programs and replayed steps read the
+addresses from the buffer and never ask a tensor.
+
+`Buffers` keeps the buffers of an engine, because checking an existing buffer takes less time than
+making a new one. Each step checks that the tensors of a buffer are still at the stored addresses
+before a program uses the buffer. So no program writes to memory that a tensor no longer uses.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Buffer:
     Attributes:
         tensors: The tensors.
         addresses: The address of each tensor, as an array that native code can read.
-        forms: The dtypes and layouts of the tensors: see `_forms`.
+        forms: The dtypes and layouts of the tensors, as `_forms` returns them.
         dtype: The dtype of the first tensor.
         contiguous: Whether every tensor is contiguous and none is a lazily negated or conjugated
             view.
@@ -46,31 +47,31 @@ class Buffer:
         self._fits: tuple[Buffer, bool] | None = None  # the last answer of `fits`
 
     def with_tensors(self, tensors: Sequence[Tensor], addresses: array[int]) -> Buffer:
-        """Return a buffer of other tensors at these addresses, which have the same forms."""
+        """Return a buffer of other tensors that have these addresses and the same forms."""
         buffer = object.__new__(Buffer)
         vars(buffer).update(vars(self), tensors=list(tensors), addresses=addresses, _fits=None)
         vars(buffer).pop("spans", None)  # a cached property that depends on addresses
         return buffer
 
     def same(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether these are the buffer's tensors, with unchanged addresses and forms."""
+        """Return whether the buffer holds exactly these tensors, unchanged in address and form."""
         if len(tensors) != len(self.tensors) or not all(map(operator.is_, tensors, self.tensors)):
             return False
         return _addresses(tensors) == self.addresses and _forms(tensors) == self.forms
 
     @cached_property
     def dense(self) -> list[bool]:
-        """Whether each tensor fills its memory without gaps, in any order of its dims."""
+        """Whether each tensor fills its memory without gaps. The dims may be in any order."""
         if self.contiguous:
             return [True] * len(self.tensors)
         return list(map(_is_dense, self.tensors))
 
     @cached_property
     def spans(self) -> tuple[dict[int, int], int]:
-        """The end address of each tensor by its first address, and the number of tensors.
+        """A dictionary from the first to the end address of each tensor, and the number of tensors.
 
-        Tensors without elements are not counted. The dictionary is shorter than the number if two
-        tensors begin at one address.
+        Tensors without elements are not counted. If two tensors begin at the same address, the
+        dictionary has fewer entries than there are tensors.
         """
         extents = list(map(Tensor.numel if self.contiguous else extent, self.tensors))
         size = self.dtype.itemsize
@@ -82,9 +83,10 @@ class Buffer:
         return spans, sum(has_memory)
 
     def fits(self, params: Buffer) -> bool:
-        """Return whether one program can run over this buffer and the parameters.
+        """Return whether one program can use this buffer together with the parameters.
 
-        The tensors must have the shapes of the parameters and must not share memory with them.
+        The tensors of the buffer must have the shapes of the parameters and must not share memory
+        with the parameters.
         """
         if self is params:
             return True
@@ -93,7 +95,7 @@ class Buffer:
         return self._fits[1]
 
     def _resembles(self, params: Buffer) -> bool:
-        """Return whether shapes and device equal the parameters', and programs have the dtype."""
+        """Return whether shapes and device match the parameters and programs support the dtype."""
         if not same_shapes(self.tensors, params.tensors):
             return False
         kinds = {(t.dtype, t.device) for t in self.tensors}
@@ -103,15 +105,15 @@ class Buffer:
 
 
 class Buffers:
-    """The buffers that an engine keeps from step to step, by key."""
+    """The buffers that an engine keeps from step to step. Each buffer has a key."""
 
     def __init__(self) -> None:
         self.known: dict[Hashable, Buffer] = {}
 
     def find(self, key: Hashable, tensors: Sequence[Tensor]) -> Buffer:
-        """Return the buffer of tensors that have this key in every step.
+        """Return a buffer of these tensors: the buffer that was kept under this key, or a new one.
 
-        A buffer that was kept is used only if its tensors and their addresses are still the same.
+        The kept buffer is returned only if its tensors and their addresses are unchanged.
         """
         buffer = self.known.get(key)
         if buffer is None or not buffer.same(tensors):
@@ -122,9 +124,9 @@ class Buffers:
 
 
 def disjoint(buffers: Sequence[Buffer]) -> bool:
-    """Return whether no tensor of these buffers shares memory with another one.
+    """Return whether no two tensors of these buffers share memory.
 
-    Comparing first addresses is not enough: a view may begin in the middle of a tensor.
+    Comparing first addresses is not enough, because a view may begin in the middle of a tensor.
     """
     ends: dict[int, int] = {}
     for buffer in buffers:
@@ -136,15 +138,16 @@ def disjoint(buffers: Sequence[Buffer]) -> bool:
 
 
 def _addresses(tensors: Sequence[Tensor]) -> array[int]:
-    """Return the addresses of tensors; zeros for fake tensors."""
+    """Return the addresses of tensors. The address of a fake tensor is 0."""
     return array("Q", addresses(tensors) or [0] * len(tensors))
 
 
 def _forms(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
-    """Return the dtypes of tensors, whether each is contiguous, and their layouts.
+    """Return the dtypes of tensors, whether each tensor is contiguous, and the layouts of tensors.
 
-    The layout of contiguous tensors is their number of elements. Shapes and strides would be new
-    tuples at each call, and so many new tuples would trigger the garbage collector.
+    The layout of a contiguous tensor is its number of elements. Asking for shapes and strides
+    instead would create two tuples per tensor at each call. That many new tuples would trigger the
+    garbage collector.
     """
     dtypes = list(map(DTYPE, tensors))
     contiguous = list(map(Tensor.is_contiguous, tensors))

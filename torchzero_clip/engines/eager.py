@@ -1,6 +1,7 @@
 """Eager: the default engine. Every link computes its result at once, with operators on lists.
 
-The tail of a chain is an exception: if the plan has a tail, one pass over memory runs it.
+The tail of a chain is an exception. The tail is the links at the end of the chain that can be
+computed together, in one pass over memory.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ from torchzero_clip.engines.workspace import Workspaces
 
 
 class Eager:
-    """The default engine.
+    """The default engine: it runs each operator at once, as torch.optim does.
 
     Args:
-        fuses: Whether the tail of a chain runs in one pass. If not, every link computes its own
+        fuses: Whether the tail of a chain runs in one pass. If False, every link computes its own
             result with its own formula.
         keeps: Whether the engine keeps a workspace between steps.
-        reads: Whether the host reads the flag of a guard before memory is written. If not, memory
-            is copied before it is written, and copied back if the step is skipped.
+        reads: Whether the host reads the flag of a guard before the engine writes to memory. If
+            False, the engine copies tensors before it writes to them. If the guard skips the step,
+            the engine restores the tensors from the copies.
     """
 
     def __init__(self, fuses: bool = True, keeps: bool = True, reads: bool = True) -> None:
@@ -53,18 +55,18 @@ class Eager:
         self.workspaces = Workspaces()
 
     def check(self, device: torch.device) -> None:
-        """Raise no error, since this engine runs on every device."""
+        """Do nothing, because this engine supports every device."""
 
     def __repr__(self) -> str:
         options = {"fuses": self.fuses, "keeps": self.keeps, "reads": self.reads}
         return f"Eager({', '.join([f'{name}=False' for name, on in options.items() if not on])})"
 
     def twin(self, watch: Cover | None = None) -> Eager:
-        """Return an equal engine with its own memory. Each operator is one pass over memory."""
+        """Return a new engine with the same options and its own memory. `watch` is not used."""
         return Eager(self.fuses, self.keeps, self.reads)
 
     def lasting(self) -> list[Tensor]:
-        """Return the workspaces."""
+        """Return the tensors of the workspaces, which the engine keeps between steps."""
         return self.workspaces.tensors()
 
     def open(
@@ -77,14 +79,14 @@ class Eager:
         return EagerSession(self, key, places, params, grads)
 
     def in_turn(self) -> Eager:
-        """Return an engine that writes the result of each link at once."""
+        """Return an engine that writes the result of each link before it runs the next link."""
         return Eager(fuses=False, keeps=False, reads=self.reads)
 
     def step(self, step: Any, through: Through) -> Records:
         return through(step)
 
     def forget(self, why: str) -> None:
-        """Do nothing, since no step depends on earlier steps."""
+        """Do nothing, because this engine keeps no recorded step."""
 
     def phase(self) -> Callable[[], None]:
         return lambda: None
@@ -97,14 +99,14 @@ class Eager:
 
 
 AT_ONCE = Eager(fuses=False, keeps=False, reads=False)
-"""The engine for single calls, and for a step that torch.compile compiles as a whole."""
+"""The engine that runs single calls, and steps that torch.compile compiles as a whole."""
 
 
 class EagerSession:
     """The tensors of one bucket during one step.
 
     Attributes:
-        stored: The parameters as they are stored.
+        stored: The parameters in the dtype in which they are stored.
         wide: The parameters in float32, if they are stored in fewer bits.
     """
 
@@ -238,14 +240,19 @@ class EagerSession:
             self.settle(path)
 
     def guard(self, why: str, tensors: Sequence[Tensor]) -> None:
-        """Make sure that these tensors do not change if the step is skipped."""
+        """Make sure that these tensors keep their values if a guard skips the step.
+
+        Args:
+            why: The reason for reading the flag of the guard on the host.
+            tensors: The tensors that the caller is about to write.
+        """
         if self._engine.reads:
             self.skip.read(why)
         else:
             self.skip.hold(tensors)
 
     def _buffer(self, moving: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor] | None:
-        """Return the workspace for values of this dtype, or None if it is in use."""
+        """Return the workspace of the bucket, or None if it is in use or has another dtype."""
         if dtype != state_dtype(self.stored[0]):
             return None
         workspaces = self._engine.workspaces

@@ -1,7 +1,8 @@
-"""Wide and Kept: float32 lists of tensors that are stored in fewer bits, in the default engine.
+"""Wide and Kept: lists of low-precision tensors that the default engine reads in float32.
 
-If possible, only one tensor at a time is converted to float32, updated and stored, to save memory.
-With `compile=True`, kernels convert elements while they run.
+If possible, the engine converts one tensor at a time to float32, to save memory. It updates and
+stores this tensor before it converts the next one. With `compile=True` these classes are not
+needed, because compiled kernels convert each element while they run.
 """
 
 from __future__ import annotations
@@ -20,18 +21,22 @@ from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.engines.pieces import Piece, of_piece, pieces
 
 BATCH = 2**18
-"""The number of elements that are scaled or converted at a time on CPU."""
+"""The number of elements that the engine scales or converts at a time on CPU."""
 LARGE = 2**24
-"""The number of elements that are converted at a time on accelerators, to save calls."""
+"""The number of elements that the engine converts at a time on accelerators.
+
+This is more than on CPU, because each call to an accelerator takes time.
+"""
 
 
 class Wide(Lazy):
-    """A list of parameters in float32, to read. Every list that borrows it converts them again.
+    """A read-only list of parameters in float32. Each borrowed list converts the parameters again.
 
     Args:
         stored: The stored tensors.
         form: The format of the stored tensors.
-        guard: A function to call before the tensors are read, if the step may be skipped.
+        guard: A function that is called before the first conversion, or None. It is needed if a
+            guard may skip the step.
     """
 
     __slots__ = ("form", "guard", "stored")
@@ -51,7 +56,10 @@ class Wide(Lazy):
 
     @property
     def cut(self) -> bool:
-        """Whether tensors can be cut: the position of each element in memory is its index."""
+        """Whether tensors can be cut into pieces.
+
+        They can if the position of each element in memory equals the index of the element.
+        """
         return all([self.form.follows(i, t) for i, t in enumerate(self.stored)])
 
     def compute(self) -> list[Tensor]:
@@ -69,27 +77,33 @@ class Wide(Lazy):
         return torch.cat(columns, 1)
 
     def wide(self, piece: Piece) -> list[Tensor]:
-        """Return a piece in float32. `put` stores it."""
+        """Return the tensors of a piece, converted to float32. `put` stores new values."""
         return [self.form.widen(*row) for row in self._rows(piece)]
 
     def put(self, piece: Piece, values: Sequence[Tensor]) -> None:
-        """Store the new values of a piece."""
+        """Store new float32 values of a piece in the format of the list."""
         for row, x in zip(self._rows(piece), values, strict=True):
             self.form.store(*row, x)
 
     def move(self, piece: Piece, values: Sequence[Tensor], a: float, b: float) -> None:
-        """Compute w ← (1 - b) w - a u for a piece, whose values of u are given."""
+        """Compute w ← (1 - b) w - a u for a piece w of the list, where u is `values`."""
         for row, u in zip(self._rows(piece), values, strict=True):
             self.form.move(*row, u, a, b)
 
     def _rows(self, piece: Piece) -> list[tuple[int, Tensor, int | None]]:
-        """Return the first arguments of a format's methods for each tensor of a piece."""
+        """Return the arguments that identify each tensor of a piece in calls to the format.
+
+        They are the index of the tensor, the tensor or its elements, and the start of the elements.
+        """
         start = None if piece.stop is None else piece.start
         return [(i, t, start) for i, t in enumerate(piece.of(self.stored), piece.begin)]
 
 
 class Kept(Wide):
-    """A list of state in float32. It is converted when it is first read; `settle` stores it."""
+    """A list of optimizer state in float32.
+
+    State is converted when a link first reads it. `settle` stores the values afterward.
+    """
 
     __slots__ = ()
 
@@ -97,7 +111,7 @@ class Kept(Wide):
         return TensorList.borrow(self)
 
     def settle(self) -> None:
-        """Store the values if they were read, since the link may have changed them."""
+        """Store the values if a link has read them. The link may also have changed the values."""
         if not self.pending:
             cuts = self.cut and all(map(Tensor.is_contiguous, [*self.stored, *self.tensors]))
             size = BATCH if self.stored[0].is_cpu else LARGE
@@ -107,9 +121,9 @@ class Kept(Wide):
 
 
 def updated_in_turn(rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
-    """Return the result of `updated`.
+    """Return the result of `updated(rule, u, state, group)`, and need less memory if possible.
 
-    If state is stored in bfloat16, only one tensor of it is in float32 at a time.
+    If state is stored in bfloat16, only one tensor of the state is in float32 at a time.
     """
     narrow = {name: row for name, row in state.items() if isinstance(row, Kept)}
     unread = all([row.pending for row in narrow.values()])
@@ -127,7 +141,7 @@ def updated_in_turn(rule: Rule, u: TensorList, state: State, group: Group) -> Te
 
 
 def _part(x: Any, piece: Piece, owned: bool = False) -> Any:
-    """Return a piece of a list or of an operand. A piece of a stored list is in float32."""
+    """Return a piece of a list or other operand, converted to float32 if it is a `Wide` list."""
     if isinstance(x, Wide) and x.pending:
         if x.guard is not None:
             x.guard()

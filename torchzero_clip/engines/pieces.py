@@ -1,4 +1,4 @@
-"""Pieces: parts of a list that are computed one after another, so that less memory is needed."""
+"""Pieces: parts of a list of tensors. Computing piece by piece needs less memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.torch_private import foreach
 
 PIECE = 2**21
-"""The number of elements of a piece. Eight lists of this size in float32 need 64 MiB."""
+"""The number of elements of a piece. Eight pieces of this size in float32 need 64 MiB."""
 
 
 class Piece(NamedTuple):
@@ -27,7 +27,7 @@ class Piece(NamedTuple):
     stop: int | None = None
 
     def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return this piece of a list. A tensor without dims is the same in all pieces."""
+        """Return this piece of a list. A 0-dim tensor is not cut, so all pieces share it."""
         members = list(tensors[self.begin : self.end])
         if self.stop is None or not members or not members[0].dim():
             return members
@@ -37,13 +37,13 @@ class Piece(NamedTuple):
 def pieces(
     tensors: Sequence[Tensor], cuts: bool, most: int | None = None, grows: bool = True
 ) -> Iterator[Piece]:
-    """Yield the pieces of tensors.
+    """Yield the pieces into which a list of tensors is split.
 
     Args:
         tensors: The tensors.
-        cuts: Whether a tensor that is larger than a piece may be cut.
-        most: The largest number of elements of a piece, by default `PIECE`.
-        grows: Whether pieces of a large list are larger, which limits their number.
+        cuts: Whether a tensor may be cut if it is larger than a piece.
+        most: The largest number of elements of a piece. The default is `PIECE`.
+        grows: Whether a large list has larger pieces, so that the number of pieces stays limited.
     """
     most = PIECE if most is None else most
     most = portion(tensors, most) if grows else most
@@ -72,15 +72,16 @@ def in_pieces(
     state: State,
     group: Group,
 ) -> TensorList:
-    """Return the result of an elementwise function, computed piece by piece.
+    """Call an elementwise function piece by piece, and return the result for the whole list.
 
-    Intermediate results of the function need only the memory of a piece.
+    Intermediate results of the function need memory for only one piece.
 
     Args:
-        function: A function of the list, the state and the group.
-        u: The list. If it is owned, the result is stored in its memory.
-        state: The state, which the function may write.
-        group: The live hyperparameters, and lists.
+        function: An elementwise function that is called with a piece of `u`, of `state` and of
+            `group`.
+        u: The list. If `u` owns its memory, the result is written to this memory.
+        state: The state. The function may write to it.
+        group: The hyperparameters of the group, and other lists.
     """
     operands = [*state.values(), *group.values()]
     whole = u.tensors
@@ -103,7 +104,7 @@ def in_pieces(
 
 
 def of_piece(x: Any, piece: Piece) -> Any:
-    """Return a piece of a list, or of a vector with one number per tensor, to read."""
+    """Return a read-only piece of a list, or of a vector with one number per tensor."""
     if isinstance(x, TensorList):
         return TensorList(piece.of(x.tensors))
     if _is_list(x) or (isinstance(x, Tensor) and x.numel() > 1):
@@ -114,8 +115,8 @@ def of_piece(x: Any, piece: Piece) -> Any:
 def _state_of_piece(row: TensorList, piece: Piece, whole: Sequence[Tensor]) -> TensorList:
     """Return a piece of state.
 
-    If a tensor is cut, its scalar state may be written only once. So only its last piece receives
-    the scalar itself, and other pieces receive a copy.
+    Scalar state of a tensor may be written only once per step. So if the tensor is cut, only its
+    last piece receives the scalar itself. Its other pieces receive a copy of the scalar.
     """
     tensors = piece.of(row.tensors)
     if piece.stop is not None and not tensors[0].dim():
@@ -130,7 +131,11 @@ def _is_list(x: Any) -> bool:
 
 
 def _can_be_cut(x: Any, whole: Sequence[Tensor]) -> bool:
-    """Return whether an operand has one element per element of `whole`, or numbers of tensors."""
+    """Return whether the tensors of `whole` can be cut if a function also receives `x`.
+
+    They can if each tensor in `x` is 0-dim, or contiguous with the shape of the tensor in `whole`.
+    An operand that is not a list of tensors never prevents cutting.
+    """
     if not (isinstance(x, TensorList) or _is_list(x)):
         return True
     rows = zip(x, whole, strict=True)

@@ -1,8 +1,9 @@
-"""The tail of a chain, in one pass over memory: a fused optimizer of torch, or a subtraction.
+"""The tail of a chain: its last links, which run together in one pass over memory.
 
-A fused optimizer requires updates in the dtype of its state. If updates must be divided or
-converted first, this happens one piece at a time. So a piece is still in the cache when the
-optimizer reads it, and needs little memory.
+The pass is a fused optimizer of torch or a subtraction. A fused optimizer requires updates in the
+dtype of its state. If updates must first be divided or converted, `finish` does so for one piece at
+a time. So a piece is still in the cache when the fused optimizer reads it, and the converted
+values need little memory.
 """
 
 from __future__ import annotations
@@ -28,21 +29,24 @@ from torchzero_clip.engines.kept import BATCH, Wide
 from torchzero_clip.engines.pieces import Piece
 
 LARGEST = 4 * pieces.PIECE
-"""The number of elements of a piece on an accelerator, where more calls would cost time."""
+"""The number of elements of a piece on an accelerator.
+
+Pieces are larger than on CPU, because each call to an accelerator takes time.
+"""
 NO_FUSED_END = "no fused optimizer is at the end"
 
 
 class Tensors(Protocol):
-    """The tensors of a session."""
+    """The part of a session that `finish` needs: the tensors of one bucket during one step."""
 
     stored: list[Tensor]
-    """The parameters as they are stored."""
+    """The parameters in the dtype in which they are stored."""
     wide: Wide | None
     """The parameters in float32, if they are stored in fewer bits."""
     skip: Skip
 
     def guard(self, why: str, tensors: Sequence[Tensor]) -> None:
-        """Make sure that these tensors do not change if the step is skipped."""
+        """Make sure that these tensors keep their values if a guard skips the step."""
 
     def divide_grads(self, ratio: Tensor) -> None:
         """Divide the gradients in place."""
@@ -52,7 +56,8 @@ def finish(session: Tensors, u: TensorList, ending: Ending) -> bool:
     """Run the tail of a chain for the parameters of a session.
 
     Returns:
-        Whether that was possible. If not, nothing was written, and the links must run one by one.
+        Whether the tail could run. If False, nothing was written and the caller must run the links
+        one by one.
     """
     wide = session.wide
     if wide is not None and wide.form.whole:
@@ -66,7 +71,7 @@ def finish(session: Tensors, u: TensorList, ending: Ending) -> bool:
 
 
 def subtract_(params: list[Tensor], values: Sequence[Tensor], a: float, b: float = 0.0) -> None:
-    """Compute w ← (1 - b) w - a u."""
+    """Compute w ← (1 - b) w - a u in place, where w is `params` and u is `values`."""
     if b:
         foreach("mul_", params, 1 - b)
     rest, divisor = norms.halves(a, params[0].dtype)
@@ -82,7 +87,7 @@ def subtract_(params: list[Tensor], values: Sequence[Tensor], a: float, b: float
 
 
 def times(u: TensorList, factor: float) -> TensorList:
-    """Multiply a list by a number that may be too large or too small for its dtype."""
+    """Multiply a list by a number that the dtype of the list may be unable to represent."""
     rest, divisor = norms.halves(factor, u.dtype)
     u = u.mul_(rest)
     return u if divisor == 1 else u.div_(divisor)
@@ -92,7 +97,11 @@ def times(u: TensorList, factor: float) -> TensorList:
 
 
 def _subtract_scaled(session: Tensors, values: list[Tensor], ending: Ending) -> bool:
-    """Compute w ← (1 - b) w - a u, where u is the list divided by the ratio."""
+    """Compute w ← (1 - b) w - a u, where u is `values` divided by the ratio of the ending.
+
+    Returns:
+        Whether this was possible. If False, nothing was written.
+    """
     params = session.stored
     wide = session.wide
     a = ending.rate
@@ -120,7 +129,7 @@ def _subtract_scaled(session: Tensors, values: list[Tensor], ending: Ending) -> 
 
 
 def overlap(params: Sequence[Tensor], values: Sequence[Tensor]) -> bool:
-    """Return whether the values to subtract are in the memory of the parameters."""
+    """Return whether the values to subtract share memory with the parameters."""
     return all_plain(params) and not storages(params).isdisjoint(storages(values))
 
 
@@ -136,8 +145,8 @@ def _takes(
 ) -> bool:
     """Return whether the fused optimizer can be called with these tensors.
 
-    The fused optimizers of torch do not check layouts. So this check runs in every step, since
-    tensors may be replaced between two steps.
+    The fused optimizers of torch do not check the layouts of tensors. Tensors may be replaced
+    between two steps, so every step must call this function.
     """
     if kernel.function is None or params[0].device.type not in kernel.devices:
         return False
@@ -173,7 +182,7 @@ def _takes(
 
 
 def _run_kernel(session: Tensors, u: TensorList, ending: Ending, kernel: FusedKernel) -> None:
-    """Compute w ← (1 - b) w - a · update with the fused optimizer, in pieces if necessary."""
+    """Compute w ← (1 - b) w - a · update with the fused optimizer, piece by piece if needed."""
     params = session.stored
     wide = session.wide
     skip = session.skip
@@ -252,7 +261,7 @@ def _run_kernel(session: Tensors, u: TensorList, ending: Ending, kernel: FusedKe
 
 
 def _function(kernel: FusedKernel) -> tuple[Any, dict[str, Any]]:
-    """Return the function of a kernel and its keyword arguments."""
+    """Return the function that a kernel calls, and the keyword arguments of this function."""
     function = kernel.function
     if isinstance(function, partial):
         return function.func, dict(function.keywords)
@@ -262,7 +271,7 @@ def _function(kernel: FusedKernel) -> tuple[Any, dict[str, Any]]:
 def _divides_gradients(
     kernel: FusedKernel, dtype: torch.dtype, grads: Sequence[Tensor], ratio: Tensor
 ) -> bool:
-    """Return whether a kernel can divide gradients by the ratio and write the quotients."""
+    """Return whether a kernel can divide gradients by the ratio and store the quotients."""
     if dtype != torch.float32 or grads[0].dtype != dtype:
         return False
     if norms.readable(ratio) and not 1e-30 < ratio.item() < 1e30:
@@ -274,7 +283,7 @@ def _divides_gradients(
 
 
 def _pieces(params: list[Tensor], values: list[Tensor], wide: Wide | None) -> Iterator[Piece]:
-    """Yield the pieces in which tensors are divided and converted."""
+    """Yield the pieces of the tensors. Callers divide and convert one piece at a time."""
     cuts = all(map(Tensor.is_contiguous, [*params, *values])) and (wide is None or wide.cut)
     if params[0].device.type in small_tensors.HOSTS:
         return pieces.pieces(params, cuts, BATCH, grows=False)
@@ -282,7 +291,11 @@ def _pieces(params: list[Tensor], values: list[Tensor], wide: Wide | None) -> It
 
 
 def _factor(ratio: Tensor | None, dtype: torch.dtype) -> tuple[float, Tensor | None]:
-    """Return a factor, or 1 and a divisor if the value of the ratio stays on the device."""
+    """Return a factor and a divisor that together have the effect of dividing by the ratio.
+
+    If the host can read the ratio, the divisor is None. Otherwise the factor is 1 and the divisor
+    is a tensor on the device.
+    """
     if ratio is None:
         return 1.0, None
     if norms.readable(ratio):
@@ -291,14 +304,14 @@ def _factor(ratio: Tensor | None, dtype: torch.dtype) -> tuple[float, Tensor | N
 
 
 def _converted(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Return tensors in a dtype. Tensors that have the dtype are returned themselves."""
+    """Return tensors in a dtype. If they already have this dtype, return the same list."""
     if tensors[0].dtype == dtype:
         return tensors
     return small_tensors.copies(tensors, dtype)
 
 
 def _multiplied(tensors: list[Tensor], factor: float) -> list[Tensor]:
-    """Return tensors times a number, which may be outside the range of their dtype."""
+    """Return tensors times a number that the dtype of the tensors may be unable to represent."""
     size, divisor = norms.halves(factor, tensors[0].dtype)
     number = torch.full((), size, dtype=tensors[0].dtype, device=tensors[0].device)
     products: list[Tensor] = foreach("mul", tensors, number)

@@ -1,4 +1,4 @@
-"""Workspaces: memory of the parameters' size, which an engine keeps between steps."""
+"""Workspaces: memory for updates that an engine keeps between steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Form: TypeAlias = "tuple[torch.dtype, torch.Size, tuple[int, ...]]"
 
 
 class Workspaces:
-    """One tensor for each parameter, by the key of its bucket and its place in the bucket."""
+    """One tensor for each parameter, found by the key of the bucket and the place in the bucket."""
 
     def __init__(self) -> None:
         self.kept: dict[Hashable, dict[int, tuple[Form, Tensor]]] = {}
@@ -29,10 +29,10 @@ class Workspaces:
         params: Sequence[Tensor],
         moving: Sequence[Tensor],
     ) -> list[Tensor] | None:
-        """Return memory for updates of these parameters, or None while the memory is in use.
+        """Return memory for updates of these parameters, or None if the memory is in use.
 
-        Each call returns new tensors of the same memory. The memory is in use while any of the
-        tensors of the last call exists, in a list or as the base of a view.
+        All calls return new tensor objects over the same memory. The memory is in use as long as
+        any tensor that the last call returned is alive. A view keeps such a tensor alive.
 
         Args:
             key: The key of the bucket.
@@ -54,10 +54,11 @@ class Workspaces:
         return tensors
 
     def like(self, key: Hashable, places: Sequence[int], params: Sequence[Tensor]) -> list[Tensor]:
-        """Return one tensor like each parameter, and allocate it if dtype or layout changed.
+        """Return one tensor for each parameter, with the same shape, for updates of the parameter.
 
-        The tensors have no gaps, so their strides may differ from the strides of the parameters.
-        The layout of the parameter is stored to notice a change.
+        A tensor is allocated in the first call, and again if the dtype or layout of the parameter
+        has changed. The tensors have no gaps in memory, so their strides may differ from the
+        strides of the parameters.
         """
         kept = self.kept.setdefault(key, {})
         dtype = state_dtype(params[0])
@@ -71,5 +72,5 @@ class Workspaces:
         return memory
 
     def tensors(self) -> list[Tensor]:
-        """Return the tensors that are kept between steps."""
+        """Return all tensors that are kept between steps."""
         return [t for kept in self.kept.values() for _, t in kept.values()]

@@ -1,10 +1,12 @@
-"""The compiled engine: it records what rules do to lists of tensors and runs compiled programs.
+"""The compiled engine: it records the operators of rules and runs them as compiled programs.
 
-`Compiled` opens a `CompiledSession` for each bucket of a step. A session does not compute at once:
-its lists note their operators on a tape, and one program runs the noted operators later, in a
-single pass over memory. Programs are compiled as C++ for parameters on CPU and as Triton for
-parameters on a GPU. `Compiled` also keeps the recorded step: if a step is like the recorded one,
-`Replays` replays it without links and lists.
+`Compiled` opens a `CompiledSession` for each bucket of a step. A session does not compute at once.
+Its lists of tensors write their operators to a tape, which is a record of pending operators. Later,
+one compiled program runs all recorded operators in a single pass over memory. Programs are C++ code
+for parameters on CPU and Triton kernels for parameters on a GPU.
+
+`Compiled` also keeps one recorded step. If a new step is similar to the recorded step, `Replays`
+runs the recording and does not call the Python code of links and lists.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class Compiled(Runner):
     """The engine that records operators, compiles them, and replays recorded steps.
 
     Args:
-        links: The chain that the optimizer runs.
+        links: The links of the chain that the optimizer runs.
     """
 
     fuses = False
@@ -74,9 +76,9 @@ class Compiled(Runner):
         return "Compiled()"
 
     def twin(self, watch: Cover | None = None) -> Compiled:
-        """Return an engine with its own memory that gives the same results and compiles nothing.
+        """Return an engine that gives the same results, has its own memory and compiles nothing.
 
-        `watch` is entered around every launch.
+        The new engine enters the context manager `watch` each time that it runs a program.
         """
         twin = Compiled(self.links)
         twin.backend = "plain"
@@ -93,10 +95,10 @@ class Compiled(Runner):
         params: Sequence[Tensor],
         grads: Sequence[Tensor],
     ) -> engine.Session:
-        """Return a recording session for a bucket; an eager session if a program cannot run on it.
+        """Return a session for a bucket. It is eager if programs do not support the tensors.
 
-        Programs support neither complex tensors nor subclasses of tensors. They need parameters
-        and gradients that share no memory, because they update all tensors at the same time.
+        Programs support neither complex tensors nor tensor subclasses. Parameters and gradients
+        must not share memory, because a program updates all tensors at the same time.
         """
         is_plain = not (torch.compiler.is_compiling() or params[0].is_complex())
         if is_plain and all_here([*params, *grads]):
@@ -112,7 +114,7 @@ class Compiled(Runner):
         return self.eager
 
     def step(self, step: Step, through: Through) -> Records:
-        """Replay the recorded step if this step is like it; otherwise send the step `through`."""
+        """Replay the recorded step if this step is similar; otherwise call `through(step)`."""
         if self.replays is None:
             self.replays = Replays(self.links, self.backend, self.step_capture, self.forgotten)
         try:
@@ -130,7 +132,7 @@ class Compiled(Runner):
         self.forgotten = why
 
     def phase(self) -> Callable[[], None]:
-        """Return a function that restores the engine's recorded step as it is now."""
+        """Return a function that restores the recorded step that the engine has now."""
         before = copy.copy(self.replays)
 
         def restore() -> None:
@@ -139,7 +141,7 @@ class Compiled(Runner):
         return restore
 
     def capture(self, devices: set[torch.device]) -> None:
-        """Capture later steps in CUDA graphs; raise ValueError if that is not possible."""
+        """Capture all later steps in CUDA graphs. Raise ValueError if steps cannot be captured."""
         if len(devices) > 1 or not all([on_gpu(device, self.backend) for device in devices]):
             where = ", ".join(sorted(map(str, devices)))
             raise ValueError(f"captured needs parameters on one GPU, and Triton, got {where}")
@@ -149,7 +151,7 @@ class Compiled(Runner):
         self.replays = None
 
     def _refuse(self, why: str) -> None:
-        """Raise `Refused` if the step is being recorded."""
+        """Raise `Refused` if a step is being recorded now."""
         if self.recorder is not None:
             raise Refused(why)
 
@@ -158,7 +160,7 @@ class Compiled(Runner):
 
     @contextmanager
     def _recording(self, grads: Sequence[Tensor]) -> Iterator[StepRecorder]:
-        """Record all operations inside of the block, as a step that has these gradients."""
+        """Record all operations inside of the `with` block as a step with these gradients."""
         self.recorder = recorder = StepRecorder(grads)
         try:
             with recorder:
@@ -169,11 +171,11 @@ class Compiled(Runner):
 
 
 TO_FLOAT32 = ("dtype", str(torch.float32))
-"""The operand of a conversion to float32 on a tape."""
+"""The operand by which a tape marks a conversion to float32."""
 
 
 class CompiledSession:
-    """The tensors of one bucket during one step, as lists that record on one tape."""
+    """The tensors of one bucket during one step. Its lists record their operators on one tape."""
 
     def __init__(self, tape: BucketTape) -> None:
         self._tape = tape
@@ -296,16 +298,16 @@ class CompiledSession:
 
 
 def _with_tensors(group: Group) -> Group:
-    """Return the live values of a group with a 0-dim tensor in place of each float.
+    """Return the hyperparameters of a group with a 0-dim tensor in place of each float.
 
-    A recorded step passes tensors as well. So a rule runs the same operators whether or not its
-    step is recorded, and takes no shortcut for a value such as 0.0.
+    A recorded step passes tensors to rules as well. So a rule runs the same operators whether or
+    not the step is recorded. In particular, no rule can skip work if a value is 0.0.
     """
     return {name: _with_tensor(value) for name, value in group.items()}
 
 
 def _with_tensor(value: Any) -> Any:
-    """Return a value with 0-dim tensors in place of floats, also inside of a tuple."""
+    """Return a 0-dim tensor for a float, a tuple of tensors for a tuple of floats, else `value`."""
     if isinstance(value, tuple) and any([isinstance(x, float) for x in value]):
         return tuple([_with_tensor(float(x) if type(x) is int else x) for x in value])
     if not isinstance(value, float):

@@ -1,8 +1,9 @@
-"""Captures: put a compiled step on a GPU into a CUDA graph, and replay that graph.
+"""Captures: put a compiled step on a GPU into a CUDA graph, and replay this graph.
 
-`captured(opt)` gives the engine a `StepCapture`, and `CompiledStep` runs its step through it. A
-CUDA graph reads gradients and the loss at the addresses that they had when it was captured. So the
-step is captured again after they have moved. It runs without a graph while they move in every step.
+`captured(opt)` gives the engine a `StepCapture`, and `CompiledStep` calls the `StepCapture` to run
+the step. A CUDA graph reads gradients and the loss at fixed addresses. If a gradient or the loss
+has a new address, the step runs once without a CUDA graph, and the next step is captured again. If
+the addresses differ in every step, no step uses a CUDA graph.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ KEEP = (
     ("gradients", "keep their memory with opt.zero_grad(set_to_none=False), or capture them too"),
     ("losses", "report one tensor that every step writes, as kept.copy_(loss)"),
 )
-"""The tensors that a CUDA graph reads at fixed addresses, and how to keep their addresses."""
+"""The tensors that a CUDA graph reads at fixed addresses, each with advice for users.
+
+The advice explains how to keep the address of the tensor. It is part of a warning.
+"""
 
 
 class StepCapture:
-    """The CUDA graph of a step, captured again after its tensors have moved."""
+    """The CUDA graph of a step. It is captured again after gradients or the loss have moved."""
 
     def __init__(self) -> None:
         self._where: tuple[Any, ...] = None, (), ()  # as in __call__, of the last step
@@ -35,12 +39,13 @@ class StepCapture:
     def __call__(
         self, step: Callable[[], None], device: torch.device, where: tuple[Any, ...]
     ) -> None:
-        """Replay the CUDA graph of a step, or capture the step first.
+        """Run a step. The CUDA graph is used unless gradients or the loss have new addresses.
 
         Args:
-            step: Runs the step without a CUDA graph.
+            step: A function that runs the step without a CUDA graph.
             device: The device of the step.
-            where: The compiled step, the addresses of its gradients and the addresses of its loss.
+            where: Three values: the compiled step, the addresses of its gradients, and the address
+                of its loss.
         """
         if where != self._where:
             before = self._where
@@ -63,9 +68,10 @@ class StepCapture:
 
 
 def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """Capture the kernels of a step in a CUDA graph without running them; return its replay.
+    """Capture the kernels of a step in a CUDA graph, and return the function that replays it.
 
-    Only this thread is captured: other threads may allocate pinned memory in the meantime.
+    The kernels do not run during the capture. PyTorch captures only this thread, so other threads
+    may allocate pinned memory at the same time.
     """
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream(device)

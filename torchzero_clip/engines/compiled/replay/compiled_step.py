@@ -1,11 +1,16 @@
-"""Compiled steps: a recorded step as a few native calls that read tables of pointers.
+"""Compiled steps: run a recorded step as a few native calls that read tables of pointers.
 
-`CompiledStep` receives a step graph and lowers it to segments and to calls of PyTorch between
-segments. A segment consists of launches of list programs, which run over all tensors of a bucket,
-and of vector nodes, which compute with a few numbers, such as norms. Two subclasses compile the
-segments: `NativeStep` in C++ for CPU, and `DeviceStep` in Triton for GPU. `RecordedStep` calls a
-`CompiledStep` for each replay. From step to step, only the addresses of gradients and of new
-tensors that PyTorch returns are updated.
+`CompiledStep` lowers a step graph to segments. PyTorch calls run between the segments. A segment
+has two kinds of nodes:
+
+- A launch runs a list program, which is a compiled program over all tensors of a bucket.
+- A vector node computes with a few numbers, such as norms.
+
+Two subclasses compile the segments. `NativeStep` compiles them to C++ for CPU, and `DeviceStep` to
+Triton for GPU. `RecordedStep` calls a `CompiledStep` for each replay. A replay updates only the
+addresses of gradients and of new tensors that PyTorch calls return.
+
+A memory in this code is an address range that holds one or more tensors: see `regions`.
 """
 
 from __future__ import annotations
@@ -36,25 +41,26 @@ ALIGNMENT = 64  # bytes, of memory that belongs to a step
 
 
 class CompiledStep:
-    """A recorded step as one native call, or as several with calls of PyTorch between them.
+    """A recorded step that runs as one native call, or as several with PyTorch calls in between.
 
     Args:
         graph: The step graph.
-        leaves: The inputs that the graph was recorded with.
-        changing: The inputs that are new tensors in every step, gradients first.
-        gradients: The gradient buffers of the step that runs now, by the indices of their
-            gradients.
+        leaves: The inputs of the graph during recording.
+        changing: The inputs that are new tensors in every step. The gradients come first.
+        gradients: The gradient buffers of the current step. Each key is a tuple with the index of
+            each gradient in the buffer.
 
     Attributes:
         text: The source code that was compiled.
-        torch_calls: The names of the operators that stay calls of PyTorch.
-        calls: The number of native calls of a step. 0 if the step could not be compiled, or if
-            its results differ from PyTorch's.
-        capture: Captures the step in a CUDA graph, if the user asked for that.
+        torch_calls: The names of the operators that PyTorch runs, because they are not compiled.
+        calls: The number of native calls of a step. It is 0 if the step could not be compiled, or
+            if the results of the compiled step differ from PyTorch's results.
+        capture: The function that captures the step in a CUDA graph. None if the user did not call
+            `captured`.
     """
 
     max_elements: ClassVar[int]
-    """The largest number of elements of a vector node; above it PyTorch's kernels are faster."""
+    """The largest number of elements of a vector node. PyTorch runs larger operations faster."""
     text: str
     capture: StepCapture | None = None
     calls = 0
@@ -94,7 +100,10 @@ class CompiledStep:
     def _note_memory(
         self, nodes: vectors.Segment, memories: Sequence[vectors.VectorMemory]
     ) -> None:
-        """Note which tensors the step writes, and whether all fixed tensors are contiguous."""
+        """Store which tensors the step writes to, and whether all fixed tensors are contiguous.
+
+        Fixed tensors are tensors that are the same in every step.
+        """
         outs = [node.out.memory for node in nodes if type(node) is vectors.VectorNode]
         tensors = [memories[m].tensor for m in dict.fromkeys(outs)]
         self._written = [t for t in tensors if t is not None]
@@ -111,11 +120,13 @@ class CompiledStep:
         self._dense = all([b.contiguous for b in fixed]) and all(in_order)
 
     def __call__(self, changing: Sequence[Tensor], grads: int = 0) -> bool:
-        """Run the step; return False if it cannot run because of the layout of its gradients.
+        """Run the step and return True, or return False if the step cannot run.
+
+        The step cannot run if a gradient has an unsupported layout, or if nothing was compiled.
 
         Args:
-            changing: The tensors in place of the `changing` inputs that were recorded.
-            grads: The number of gradients among the tensors; they come first.
+            changing: The tensors of this step that replace the recorded `changing` inputs.
+            grads: The number of gradients in `changing`. The gradients come first.
         """
         if not self.calls or self._own.bytes.device.type in WRONG:
             return False
@@ -138,7 +149,7 @@ class CompiledStep:
         return True
 
     def _perform(self, changing: Sequence[Tensor]) -> None:
-        """Run all segments, and the calls of PyTorch between them."""
+        """Run all segments, and the PyTorch calls between segments."""
         self.begin()
         if self._between is None:
             self._run_segment(0, [changing[i] for i in self._only_segment_takes])
@@ -150,11 +161,11 @@ class CompiledStep:
             self._trial = None
 
     def _run_segment(self, segment: int, tensors: Sequence[Tensor]) -> None:
-        """Run a segment. In the first step, its stages are compared with PyTorch: see `Trial`.
+        """Run a segment. The first step also compares each stage with PyTorch: see `Trial`.
 
         Args:
             segment: The index of the segment.
-            tensors: The tensors of the memories that are new in every step.
+            tensors: The tensors that this segment uses and that are new in every step.
         """
         tensors = [t if t.is_contiguous() else t.contiguous() for t in tensors]
         if self._trial is None:
@@ -167,10 +178,10 @@ class CompiledStep:
     # ------------------------------------------------------------------ what a subclass defines
 
     _own: StepMemory
-    """The memory that belongs to the step. `compile` allocates it."""
+    """The memory that belongs to the step. The method `compile` allocates this memory."""
 
     def supports(self, launch: Relaunch) -> bool:
-        """Return whether a launch may be part of a native call."""
+        """Return whether a native call may include a launch."""
         raise NotImplementedError
 
     def compile(
@@ -180,37 +191,38 @@ class CompiledStep:
         between: TorchCalls,
         like: Tensor,
     ) -> int:
-        """Compile the segments and make their tables.
+        """Compile the segments and make their tables of pointers.
 
         Args:
-            memories: The memories of the step.
+            memories: All memory ranges that the step uses.
             segments: The stages of each segment.
-            between: The calls of PyTorch between segments.
+            between: The PyTorch calls between segments.
             like: A tensor on the device of the step.
 
         Returns:
-            The number of native calls in a step; 0 if the segments cannot be compiled.
+            The number of native calls in a step, or 0 if the segments cannot be compiled.
         """
         raise NotImplementedError
 
     def begin(self) -> None:
-        """Prepare the tables for the gradients of a step."""
+        """Prepare the tables for a step. For example, store the addresses of its gradients."""
 
     def run(self, segment: int, tensors: Sequence[Tensor], stage: int | None = None) -> None:
-        """Run a segment, or only one stage of it."""
+        """Run all stages of a segment, or only one stage."""
         raise NotImplementedError
 
 
 class StepMemory:
-    """The memory that belongs to a compiled step, and the addresses of all memories of the step.
+    """The memory that belongs to a compiled step, and the address of each memory in the step.
 
     Args:
-        memories: The memories of the step.
-        backed: The indices of memories that need an address: values outside of a single loop.
+        memories: All memory ranges that the step uses.
+        backed: The indices of the ranges that need an address. A value that only one loop uses
+            needs no address.
         like: A tensor on the device of the step.
 
     Attributes:
-        bytes: The memory that belongs to the step, as one tensor.
+        bytes: All memory that belongs to the step, as one tensor.
     """
 
     def __init__(
@@ -229,7 +241,13 @@ class StepMemory:
     def address(self, m: int, element: int = 0) -> int:
         """Return the address of an element of a memory.
 
-        Returns 0 for a memory of rows, and for a memory that is new in every step.
+        Args:
+            m: The index of the memory.
+            element: The index of the element.
+
+        Returns:
+            The address. It is 0 for a memory that consists of rows in other memory, and for a
+            memory that is new in every step.
         """
         memory = self._memories[m]
         size = memory.dtype.itemsize
@@ -238,11 +256,11 @@ class StepMemory:
         return _address(self.bytes) + self._offsets[m] + element * size if memory.own else 0
 
     def find(self, region: vectors.Region) -> Tensor | None:
-        """Return the tensor of a region; None if its memory is new in every step."""
+        """Return a region as a tensor, or None if the memory of the region is new in every step."""
         return None if self._memories[region.memory].changes else self.tensor(region)
 
     def tensor(self, region: vectors.Region) -> Tensor:
-        """Return the tensor of a region whose memory is the same in every step."""
+        """Return a region as a tensor. The memory of the region must be the same in every step."""
         memory = self._memories[region.memory]
         if memory.tensor is not None:
             return memory.tensor.as_strided(region.shape, region.strides, region.start)
@@ -251,10 +269,13 @@ class StepMemory:
         return own.as_strided(region.shape, region.strides, region.start + own.storage_offset())
 
     def parts(self, changing: Mapping[int, Tensor], region: vectors.Region) -> list[Tensor]:
-        """Return the tensors of a region: several for rows, none for a value inside of a loop.
+        """Return the tensors that a region consists of.
+
+        A region of merged rows consists of several tensors. A value that exists only inside of a
+        loop has no tensor, so the list is empty.
 
         Args:
-            changing: The tensors of memories that are new in every step.
+            changing: The tensors that are new in every step, by the index of their memory.
             region: The region.
         """
         memory = self._memories[region.memory]
@@ -268,20 +289,20 @@ class StepMemory:
 
 
 def view(t: Tensor, region: vectors.Region) -> Tensor:
-    """Return a region of a tensor."""
+    """Return the view of a tensor that has the shape, strides and start of a region."""
     return t.as_strided(region.shape, region.strides, t.storage_offset() + region.start)
 
 
 def misfits(launch: Relaunch) -> bool:
-    """Return whether a native call cannot run a launch with its gradients of this step.
+    """Return whether a native call is unable to run a launch with the gradients of this step.
 
-    It cannot if tensors have gaps or different orders in memory, or if its kernel has not been
-    compared with PyTorch.
+    The tensors must have no gaps and must have their dims in the same order in memory. The kernel
+    of the launch must already have been compared with PyTorch.
     """
     now = launch.launch([], [], [])
     return not known(now) or bool(now.misfits())
 
 
 def _address(t: Tensor) -> int:
-    """Return the address of a tensor; 0 for a fake tensor."""
+    """Return the address of a tensor. The address of a fake tensor is 0."""
     return (addresses([t]) or [0])[0]

@@ -1,10 +1,13 @@
-"""Conditions: what must be unchanged since a step was recorded, so that it can be replayed.
+"""Conditions for a replay: everything that must be the same as when the step was recorded.
 
-`Conditions` is made when a step is recorded. It stores the identities, addresses, dtypes and shapes
-of the parameters and of all state, and the numbers and names in state and groups.
-`Conditions.check` compares them with the next step before each replay, and returns the gradients of
-that step if nothing has changed. `impure` and `subclassed` give reasons why a chain, or a
-model, is never recorded at all; `explain()` prints these reasons.
+A `Conditions` object is made when a step is recorded. It stores the identities, addresses, dtypes
+and shapes of the parameters and of all state. It also stores the numbers and names in state and
+groups. Before each replay, `Conditions.check` compares the stored values with the new step. If
+nothing has changed, `Conditions.check` returns the gradients of the new step.
+
+Some chains and models are never recorded. `impure` and `subclassed` return the reasons, and
+`explain()` prints the reasons. A cohort is a list of parameters that have a gradient and share
+group, device and dtype.
 """
 
 from __future__ import annotations
@@ -35,20 +38,20 @@ UNSAID = (
     "`torchzero_clip.testing.check_pure`"
 )
 OURS = __name__.partition(".")[0]
-"""The name of this library, which the names of its modules begin with."""
+"""The name of this library. Full names of the library's modules begin with this name."""
 States = Mapping[Tensor, dict[str, Any]]
 
 
 class Conditions:
-    """The conditions for a replay: tensors and values that must be as they were when recording.
+    """The conditions for a replay: tensors and values that must not have changed since recording.
 
-    Parameters and state must be the same tensors at the same addresses. Gradients are new tensors
-    in every step, so their dtypes and shapes must be the same, and they must not share memory with
-    parameters. Strides and storage offsets of gradients are compared only if operators of PyTorch
-    were recorded on gradients: see `keep_layout`.
+    Parameters and state must be the same tensors at the same addresses. Gradients may be new
+    tensors in every step. Gradients must have the recorded dtypes and shapes, and must not share
+    memory with parameters. Strides and storage offsets of gradients are compared only if the
+    recorded step calls PyTorch operators on gradients: see `keep_layout`.
 
     Args:
-        cohorts: The parameters that have a gradient, by group, device and dtype.
+        cohorts: The parameters that have a gradient, split by group, device and dtype.
         groups: The parameter groups.
         states: The state of each parameter.
         place: The place where gradients are stored, usually `.grad`.
@@ -93,15 +96,16 @@ class Conditions:
         self._disjoint_at: list[Any] = []  # addresses and forms of gradients known to be disjoint
 
     def ignore(self, keys: Collection[str]) -> None:
-        """Do not compare these values in parameter groups: each step counts them on."""
+        """Do not compare the values of these keys in groups, because each step increases them."""
         self._ignored_keys = set(keys)
         self._values[-1] = [pair for pair in self._values[-1] if pair[0] not in keys]
 
     def keep_layout(self) -> None:
         """Require gradients with the same strides and storage offsets.
 
-        The result of `contiguous`, `view`, `flatten` or `as_strided` depends on them. So the
-        recorded operators may be wrong, or raise an error, for gradients of another layout.
+        The result of `contiguous`, `view`, `flatten` or `as_strided` depends on strides and storage
+        offsets. So the recorded operators may give wrong results or raise an error if a gradient
+        has another layout.
         """
         self._keeps_layout = True
 
@@ -109,10 +113,10 @@ class Conditions:
         """Raise `Refused` if the graph has an input that no condition covers.
 
         Args:
-            leaves: The inputs of the step graph. Tensors must be parameters, state, tensors that
-                state is a view of, or among the others.
-            others: Tensors that every replay supplies, such as gradients, and tensors that cannot
-                be replaced.
+            leaves: The inputs of the step graph. A tensor among the inputs must be a parameter, a
+                state tensor, the base of a state tensor that is a view, or one of `others`.
+            others: Tensors that need no condition. Every replay supplies some of them, such as
+                gradients. Users cannot replace the rest.
         """
         taken = set(map(id, leaves))
         bases = {id(t): t for t in map(base, self._tensors.tensors) if id(t) in taken}
@@ -125,9 +129,9 @@ class Conditions:
                 raise Refused(f"a tensor of {leaf.shape} {why}")
 
     def check(self, groups: Groups, states: States) -> list[Buffer] | None:
-        """Return the gradients of a step, a buffer for each cohort, if every condition holds.
+        """Return the gradients of a step if every condition holds, otherwise return None.
 
-        Returns None if any condition does not hold.
+        The gradients of each cohort are one buffer.
         """
         params = [group["params"] for group in groups]
         if len(params) != len(self._groups) or not all(map(_same, params, self._groups)):
@@ -152,7 +156,8 @@ class Conditions:
     def _values_of(self, groups: Groups, grads: Sequence[Sequence[Any]]) -> list[Any]:
         """Return everything that is compared by value, except numbers in the state of parameters.
 
-        That is: the types of gradients, names of parameters, names of state, and values in groups.
+        The list has the types of gradients, the names of parameters, the names of state, and the
+        values in groups.
         """
         named = [
             (group.get("clip"), group.get("norm_group"), *(group.get("param_names") or ()))
@@ -169,13 +174,13 @@ class Conditions:
         return [[list(map(type, row)) for row in grads], named, counts, names, in_groups]
 
     def _unchanged(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether these are the recorded tensors, with the same addresses and forms."""
+        """Return whether these tensors are the recorded ones, unchanged in address and form."""
         if self._tensor_forms is None:
             return self._tensors.same(tensors)
         return _same(tensors, self._tensors.tensors) and self._tensor_forms.unchanged()
 
     def _buffer(self, i: int, grads: Sequence[Tensor]) -> Buffer | None:
-        """Return the gradients of the i-th cohort as a buffer; None if a condition fails."""
+        """Return the gradients of the i-th cohort as a buffer, or None if a condition fails."""
         offsets = map(Tensor.storage_offset, grads) if self._keeps_layout else self._offsets[i]
         if list(offsets) != self._offsets[i]:
             return None
@@ -198,7 +203,7 @@ class Conditions:
         return buffer if same_forms and same_shapes and not is_odd else None
 
     def _gradients(self, grads: Sequence[Sequence[Tensor]]) -> list[Buffer] | None:
-        """Return the gradients as a buffer for each cohort; None if a condition fails."""
+        """Return the gradients of each cohort as a buffer, or None if a condition fails."""
         buffers = list[Buffer]()
         for i, row in enumerate(grads):
             buffer = self._buffer(i, row)
@@ -212,7 +217,7 @@ class Conditions:
         return buffers
 
     def _all_tensors(self, groups: Groups) -> list[Tensor]:
-        """Return the parameters and all tensors in their state and in the groups."""
+        """Return all parameters, all tensors in their state, and all tensors in the groups."""
         tensors = [p for cohort in self._cohorts for p in cohort.originals]
         state = itertools.chain.from_iterable(map(dict.values, self._states))
         tensors += [x for x in state if isinstance(x, Tensor)] if self._numbers else state
@@ -227,14 +232,15 @@ def _same(objects: Collection[Any], others: Collection[Any]) -> bool:
 
 
 def _equal(x: Any, number: Any) -> bool:
-    """Return whether a value has the type and the value of a number."""
+    """Return whether `x` has the same type and the same value as `number`."""
     return type(x) is type(number) and bool(x == number)
 
 
 def impure(links: Sequence[Link]) -> list[str]:
-    """Return the reasons why steps of a chain are never replayed; an empty list if there is none.
+    """Return the reasons why steps of a chain are never replayed. The list is usually empty.
 
-    A class must declare `pure = True` itself: a class that inherits from it may differ.
+    A class is pure only if the class body itself contains `pure = True`. The attribute is not
+    inherited, because a subclass may do things that its base class does not.
     """
     return [
         f"{link.path}: {why}"
@@ -245,7 +251,11 @@ def impure(links: Sequence[Link]) -> list[str]:
 
 
 def _impure(transform: Description) -> list[str]:
-    """Return the reasons in one transform: its class is not pure, or a function may not be."""
+    """Return why steps with this transform are never replayed. The list is usually empty.
+
+    Either the class of the transform is not pure, or one of its fields is a function of the user
+    that may not be pure.
+    """
     kind = type(transform)
     if not vars(kind).get("pure", False):
         return [kind.impure or f"{kind.__name__} {UNSAID}"]
@@ -259,7 +269,7 @@ def _impure(transform: Description) -> list[str]:
 
 
 def subclassed(cohorts: Sequence[Cohort], states: States, place: GradPlace) -> str | None:
-    """Return why a step is not recorded because of its kinds of tensors; None if all are plain."""
+    """Return why the tensor types of a step prevent recording, or None if all tensors are plain."""
     params = [p for cohort in cohorts for p in cohort.originals]
     values = [x for state in states.values() for x in state.values()]
     tensors: dict[str, list[Any]] = {"parameters": params}

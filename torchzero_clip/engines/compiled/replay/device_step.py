@@ -1,8 +1,8 @@
-"""Device steps: a recorded step on GPU as a few kernels in Triton.
+"""Device steps: run a recorded step on GPU as a few Triton kernels.
 
-`DeviceStep` compiles each stage of vector nodes to one Triton kernel. It launches the list programs
-of a step with the kernels that these programs have already. A kernel receives a table of sizes and
-addresses on the device, so models that differ only in sizes share kernels.
+`DeviceStep` compiles each stage of vector nodes to one Triton kernel. List programs already have
+kernels, and `DeviceStep` launches these kernels. A kernel reads sizes and addresses from a table in
+GPU memory. So models that differ only in tensor sizes share kernels.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from torchzero_clip.engines.compiled.replay.torch_calls import TorchCalls
 
 MAX_ARGUMENTS = 128  # of a kernel: CUDA allows 4 KiB of arguments
 Sources: TypeAlias = "dict[int, Tensor]"
-"""The tensors of memories that are new in every step."""
+"""The tensors that are new in every step, by the index of their memory."""
 
 
 class DeviceStep(CompiledStep):
-    """A recorded step on GPU: one kernel for each stage."""
+    """A recorded step that runs on GPU, with one kernel for each stage."""
 
     max_elements: ClassVar[int] = 2**12
 
@@ -69,7 +69,7 @@ class DeviceStep(CompiledStep):
             call(sources)
 
     def _call(self, kernel: Launched | VectorKernel) -> Callable[[Sources], None]:
-        """Return a function that runs a stage."""
+        """Return a function that runs one stage on the tensors that are new in every step."""
         if isinstance(kernel, Launched):
             return self._launched(kernel)
         function = kernel_of(kernel)
@@ -84,7 +84,7 @@ class DeviceStep(CompiledStep):
         return call
 
     def _launched(self, node: Launched) -> Callable[[Sources], None]:
-        """Return a function that launches a list program with its vectors and scalars in place."""
+        """Return a function that launches a list program with its numbers, vectors and scalars."""
         own = self._own
         relaunch = node.launch
         numbers = [float(x) for x in node.numbers]  # type: ignore[arg-type]
@@ -105,10 +105,10 @@ class DeviceStep(CompiledStep):
 
 
 KERNELS: dict[str, TritonKernel] = {}
-"""Kernels by their source code."""
+"""All Triton kernels that were made, by their source code."""
 
 
 def kernel_of(kernel: VectorKernel) -> TritonKernel:
-    """Return the Triton kernel of a vector kernel. Equal source code shares one Triton kernel."""
+    """Return the Triton kernel of a vector kernel. Vector kernels with equal code share one."""
     new = TritonKernel("vectors", kernel.text, kernel.signature)
     return KERNELS.setdefault(kernel.text, new)

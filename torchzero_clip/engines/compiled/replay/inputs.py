@@ -1,9 +1,13 @@
 """The inputs of a replay, which differ from step to step.
 
-`LiveValues` holds the hyperparameters and the loss of one step, as numbers and as tensors.
-`StepNotes` stores what a recorded step has asked on the host, and compares the answers before each
-replay. `StepInputs` fills the inputs of a step graph: for each replay it writes the hyperparameters
-to their tensors, and returns the gradients and the loss of the step. `Replays` uses all three.
+`Replays` uses three classes:
+
+- `LiveValues` holds the hyperparameters and the loss of one step. It returns these values as
+  numbers or as tensors.
+- `StepNotes` stores the functions that a recorded step called on the host, and their results.
+  Before each replay it calls the functions again and compares the results.
+- `StepInputs` fills the inputs of a step graph. For each replay it writes the hyperparameters to
+  their tensors and returns the gradients and the loss of the step.
 """
 
 from __future__ import annotations
@@ -23,20 +27,27 @@ from torchzero_clip.engines.compiled.printers.pointer_tables import TABLES
 from torchzero_clip.engines.compiled.replay.step_recorder import Refused, StepRecorder
 
 FIXED = (int, bool, float, str, type(None))
-"""The types of hyperparameters that must stay equal for a replay, if they are not all floats."""
+"""The types of values that a replay compares.
+
+A hyperparameter of these types must be equal in every replay, unless it is a float or a tuple of
+floats.
+"""
 
 
 class StepInputs:
-    """The inputs of a step graph: tensors that stay, and tensors that differ in every step.
+    """The inputs of a step graph. Some are the same tensors in every step, and others are new.
 
     Args:
-        leaves: The tensors and functions that the graph was recorded with.
-        changing: The gradients, and the loss if it is a tensor. They differ in every step.
-        live: The hyperparameters as tensors, which stay; on a GPU they are elements of `vector`.
+        leaves: The inputs of the graph during recording: tensors, and functions of this library.
+        changing: The tensors that are new in every step: the gradients, and the loss if it is a
+            tensor.
+        live: The hyperparameters as tensors. The tensors are the same in every step, but their
+            values change. On a GPU the tensors are elements of `vector`.
         numbers: The values of `live`.
         counts: The number of gradients in each buffer.
-        gradients: The gradient buffers that launches look up, by the indices of their gradients.
-        vector: The vector of all hyperparameters, if they are on a GPU.
+        gradients: The gradient buffers in which launches find their gradients. Each key is a tuple
+            with the index of each gradient in the buffer.
+        vector: The vector of all hyperparameters if they are on a GPU, otherwise None.
     """
 
     def __init__(
@@ -64,12 +75,12 @@ class StepInputs:
     def enter(
         self, grads: Sequence[Buffer], numbers: Sequence[float], loss: Tensor | float | None
     ) -> list[Tensor]:
-        """Set the inputs of a step, and return the tensors that differ in every step.
+        """Set the inputs of a step, and return the tensors that are new in every step.
 
         Args:
-            grads: The gradients of the step, a buffer for each cohort.
-            numbers: The hyperparameters of the step, and its loss if it is a number.
-            loss: The loss. It is returned after the gradients if it is a tensor.
+            grads: The gradients of the step, as one buffer for each cohort.
+            numbers: The hyperparameters of the step, and the loss if the loss is a number.
+            loss: The loss. If the loss is a tensor, it is returned after the gradients.
         """
         if numbers != self._numbers:
             if self._vector is not None:
@@ -85,27 +96,27 @@ class StepInputs:
         return [*flat, loss] if isinstance(loss, Tensor) else flat
 
     def leaves(self, changing: Sequence[Tensor]) -> list[Any]:
-        """Return all inputs of the graph, with these gradients and this loss."""
+        """Return all inputs of the graph. `changing` has the gradients and the loss of the step."""
         leaves = list(self._leaves)
         for i, k in self._changing.items():
             leaves[i] = changing[k]
         return leaves
 
     def leave(self) -> None:
-        """Drop the references to the gradients of a step."""
+        """Drop the references to gradients, so that the gradients can be freed after the step."""
         self._gradients.clear()
 
 
 class Later(Exception):
-    """Raised if this step cannot be replayed but later steps may be. Nothing has changed yet."""
+    """Raised if this step cannot be recorded but a later step may be. Nothing has changed yet."""
 
 
 class Counted(int):
-    """A count of steps that groups store.
+    """A count of steps that is stored in the parameter groups.
 
     Attributes:
-        key: The key of the count in a group.
-        by: The number that each step adds.
+        key: The key under which a group stores the count.
+        by: The number that each step adds to the count.
     """
 
     key: str
@@ -113,17 +124,18 @@ class Counted(int):
 
 
 class StepNotes(Notes):
-    """The questions that a recorded step asked on the host, and the counts that it keeps in groups.
+    """The host functions that a recorded step called, and the step counts that a replay increases.
 
-    A step calls the methods of `Notes` while it is recorded. Before a replay, `answers_match` calls
-    the same functions again. In a replay, `count_on` advances the counts, and the tensors that
-    depend on them.
+    The results of these functions are called answers. While a step is recorded, the step calls the
+    methods of `Notes`. Before a replay, `answers_match` calls the same functions again and compares
+    the answers. In a replay, `count_on` increases the counts and updates the tensors that depend on
+    the counts.
 
     Args:
         recorder: The recorder of the step.
 
     Attributes:
-        counts: The counts of steps that are stored in groups.
+        counts: The counts of steps that the recorded step increased. Groups store the counts.
     """
 
     def __init__(self, recorder: StepRecorder) -> None:
@@ -161,12 +173,12 @@ class StepNotes(Notes):
         return count
 
     def answers_match(self, groups: Groups, about_counts: bool) -> bool:
-        """Return whether functions give the recorded answers in the next step.
+        """Return whether functions return the recorded answers for the next step.
 
         Args:
             groups: The parameter groups.
-            about_counts: Whether to ask only the functions that receive a count of steps, or only
-                the others.
+            about_counts: If True, call only the functions that receive a count of steps. If False,
+                call only the other functions.
         """
         for function, args, answer in self._asked:
             is_about_counts = any([isinstance(x, Counted) for x in args])
@@ -175,11 +187,11 @@ class StepNotes(Notes):
         return True
 
     def close(self) -> None:
-        """Drop the recorder, which holds the gradients of the recorded step."""
+        """Drop the recorder, so that the gradients of the recorded step can be freed."""
         del self._recorder
 
     def count_on(self, groups: Groups) -> None:
-        """Count a step that is replayed, and fill the tensors that depend on the count."""
+        """Increase the counts for a replayed step, and fill the tensors that depend on a count."""
         values = [function(*_next(args, groups)) for _, function, args in self._numbers]
         for (t, _, _), old, new in zip(self._numbers, self._values, values, strict=True):
             if new != old:
@@ -190,20 +202,21 @@ class StepNotes(Notes):
 
 
 def _next(args: Any, groups: Groups) -> list[Any]:
-    """Return the arguments of a function with the counts of the next step."""
+    """Return the arguments of a function, with each count replaced by its next value."""
     return [counted(groups, x.key, x.by) if isinstance(x, Counted) else x for x in args]
 
 
 class LiveValues:
-    """The hyperparameters of a step and its loss, as numbers.
+    """The hyperparameters and the loss of a step, as numbers.
 
     Args:
-        values: The hyperparameters of all groups, and the loss; None for a loss that is a tensor.
+        values: The hyperparameters of all groups, followed by the loss. If the loss is a tensor,
+            None takes its place.
 
     Attributes:
         numbers: The floats among the values. They may differ in every step.
-        kinds: The types of the values, and the values that are not floats. They must stay equal
-            for a replay. None if a value, such as a tensor, cannot be compared.
+        kinds: The types of all values, and the values that are not floats. A step is replayed only
+            if the kinds are equal. None if a value cannot be compared, for example a tensor.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:
@@ -223,22 +236,22 @@ class LiveValues:
                 break
 
     def odd(self, names: Sequence[str]) -> str:
-        """Return the message about the first value that cannot be compared."""
+        """Return a message that names the first hyperparameter that cannot be compared."""
         name = names[self._odd % len(names)]
         return f"{name!r} is a {type(self._values[self._odd]).__name__}: give a number"
 
     def same(self, values: Sequence[Any]) -> bool:
-        """Return whether these are the same objects."""
+        """Return whether `values` are the same objects as the values in `self`."""
         return len(values) == len(self._values) and all(map(operator.is_, values, self._values))
 
     def tensors(self, like: Tensor | None = None) -> list[Tensor]:
-        """Return the numbers as 0-dim tensors, on the GPU of `like` or on the CPU."""
+        """Return the numbers as 0-dim tensors on the GPU of `like`. Without `like`, use the CPU."""
         if like is not None:
             return list(TABLES.numbers(self.numbers, like).unbind())
         return [torch.tensor(x, dtype=torch.float64, device="cpu") for x in self.numbers]
 
     def vector(self, like: Tensor) -> Tensor:
-        """Return the numbers as a vector on the device of `like`, which replays may write."""
+        """Return the numbers as a new vector on the device of `like`. Replays may write to it."""
         return TABLES.numbers(self.numbers, like).clone()
 
     def substituted(
@@ -246,7 +259,8 @@ class LiveValues:
     ) -> tuple[list[dict[str, Any]], Any]:
         """Return the groups and the loss of a step, with tensors in place of the numbers.
 
-        Links receive tensors so that none of them can branch on a number that may change.
+        A number may have another value in a later step. Links receive tensors, so that no link can
+        branch on such a number.
         """
         remaining = iter(tensors)
         names, values = step.live
@@ -258,14 +272,14 @@ class LiveValues:
 
 
 def _replaced(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """Return the next tensor in place of a number, a tuple of tensors in place of a tuple."""
+    """Return the next tensor for a number, a tuple of tensors for a tuple, otherwise `value`."""
     if not _is_numeric(value):
         return value
     return tuple([next(tensors) for _ in value]) if type(value) is tuple else next(tensors)
 
 
 def _is_numeric(value: Any) -> bool:
-    """Return whether a value is a float, or a tuple of floats."""
+    """Return whether a value is a float or a tuple of floats."""
     return type(value) is float or (
         type(value) is tuple and bool(value) and all([type(x) is float for x in value])
     )

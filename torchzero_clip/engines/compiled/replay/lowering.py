@@ -1,9 +1,13 @@
-"""Lowering: turn a step graph into segments to be compiled, and calls of PyTorch between them.
+"""Lowering: split a step graph into segments that are compiled, and calls that PyTorch runs.
 
-`Lowering` reads the nodes of a step graph in order. An operator of PyTorch becomes vector nodes if
-`printers/operators.py` has that operator and the tensors are small. A launch of a list program is
-kept as a launch. Both go into segments. Every other node stays a call of PyTorch and ends a
-segment. `CompiledStep` compiles the segments; `TorchCalls` runs the calls.
+`Lowering` reads the nodes of a step graph in order:
+
+- A PyTorch operator on small tensors becomes vector nodes, if `printers/operators.py` has this
+  operator. Vector nodes are added to the current segment.
+- A launch of a list program is added to the current segment.
+- PyTorch runs every other node. Such a node ends the current segment.
+
+`CompiledStep` compiles the segments. `TorchCalls` runs the PyTorch calls.
 """
 
 from __future__ import annotations
@@ -34,23 +38,23 @@ from torchzero_clip.engines.compiled.replay.pruning import arguments, may_alias
 from torchzero_clip.engines.compiled.replay.regions import GraphRegions, Unsupported
 
 FORM = {"dtype", "layout", "device", "pin_memory", "memory_format", "non_blocking", "implicit"}
-"""Arguments about the form of a result, which is known from the recorded result."""
+"""Names of arguments that only choose the form of a result. The recorded result has this form."""
 NORM = vector_norm.__wrapped__  # type: ignore[attr-defined]
 
 
 class Lowering(GraphRegions):
-    """The lowered form of a step graph: see the attribute `sequence`.
+    """The lowered form of a step graph. The result is the attribute `sequence`.
 
     Args:
         graph: The step graph.
-        leaves: The inputs that the graph was recorded with.
+        leaves: The inputs of the graph during recording.
         changing: The inputs that are new tensors in every step.
         device: The device of the step.
-        supports: Returns whether a launch may be part of a native call.
+        supports: A function that returns whether a native call may include a launch.
         max_elements: The largest number of elements of a vector node.
 
     Attributes:
-        torch_calls: The names of the operators that stay calls of PyTorch, in order.
+        torch_calls: The names of the operators that PyTorch runs, in the order of the graph.
     """
 
     def __init__(
@@ -73,7 +77,7 @@ class Lowering(GraphRegions):
                 self._add(node)
 
     def _add(self, node: GraphNode) -> None:
-        """Append a node to the current segment, or to the sequence as a call of PyTorch."""
+        """Append a node to the current segment if it can be compiled, else as a PyTorch call."""
         try:
             nodes = self._nodes(node)
         except Unsupported as unsupported:
@@ -91,7 +95,7 @@ class Lowering(GraphRegions):
         return self.leaves[cast(GraphNode, node.args[0])]
 
     def _call(self, node: GraphNode) -> None:
-        """Keep a node as a call of PyTorch, whose results are new tensors in every step."""
+        """Append a node that PyTorch runs. Its results are new tensors in every step."""
         self.sequence.append(node)
         for result in [node, *[user for user in node.users if user.meta.get("item")]]:
             self._roots.pop(result, None)
@@ -106,7 +110,7 @@ class Lowering(GraphRegions):
     # ------------------------------------------------------------------ operators of PyTorch
 
     def _nodes(self, node: GraphNode) -> Segment:
-        """Return vector nodes, or a launch, for a node; raise `Unsupported` if there are none."""
+        """Return the vector nodes or the launch for a node, or raise `Unsupported`."""
         operator = node.meta.get("operator")
         if operator is None:
             return self._library_call(node)
@@ -146,7 +150,7 @@ class Lowering(GraphRegions):
     def _elementwise(
         self, name: str, out: Region, inputs: Sequence[VectorOperand], dtype: torch.dtype
     ) -> VectorNode:
-        """Return a node that computes each element of a region from operands of its shape."""
+        """Return a node that computes each element of `out` from operands of the same shape."""
         if math.prod(out.shape) > self._max_elements:
             raise Unsupported(f" of {math.prod(out.shape)} entries")
         integers = not (OPERATORS[name].whole or dtype.is_floating_point)
@@ -158,7 +162,7 @@ class Lowering(GraphRegions):
         return VectorNode(name, out.of(long), tuple(squeezed), dtype)
 
     def _of_lists(self, node: GraphNode, name: str, inputs: list[Any], mutable: bool) -> Segment:
-        """Return nodes for an operator on lists of tensors: one node for similar neighbors."""
+        """Return nodes for an operator on lists. Similar neighboring tensors share one node."""
         written: Any = node.args[0]
         lists = [x if isinstance(x, (list, tuple)) else [x] * len(written) for x in inputs]
         operand_lists = [list(map(self._operand, row)) for row in lists]
@@ -180,7 +184,7 @@ class Lowering(GraphRegions):
         return nodes
 
     def _joined(self, node: GraphNode, name: str, inputs: list[Any]) -> Segment:
-        """Return nodes that copy tensors into the result of `stack` or `cat`."""
+        """Return nodes that copy the operands of `stack` or `cat` into the result."""
         tensors = list(map(self._region, inputs[0]))
         out = self._fresh(node)
         shape = node.meta["form"][2]
@@ -207,7 +211,7 @@ class Lowering(GraphRegions):
         return [self._elementwise("copy", to, [x], x.dtype) for _, (to, x) in merged]
 
     def _reduced(self, node: GraphNode, name: str, inputs: list[Any]) -> VectorNode:
-        """Return a node for a reduction over dims, or over all elements."""
+        """Return a node for a reduction over some dims or over all elements."""
         x = self._region(inputs[0])
         rest = inputs[1:]
         if name == "linalg_vector_norm":
@@ -233,7 +237,7 @@ class Lowering(GraphRegions):
     # ------------------------------------------------------------------ functions of this library
 
     def _library_call(self, node: GraphNode) -> Segment:
-        """Return a launch, or a node for `vector_norm`; raise `Unsupported` for other functions."""
+        """Return a launch or a node for `vector_norm`. Otherwise raise `Unsupported`."""
         function = self._function(node)
         if isinstance(function, Relaunch) and self._supports(function):
             return [self._launched(node, function)]
@@ -250,7 +254,7 @@ class Lowering(GraphRegions):
         return [VectorNode("norm", out, (x.of([*long, last]),), torch.float64, float(p))]
 
     def _launched(self, node: GraphNode, relaunch: Relaunch) -> Launched:
-        """Return a launch with its operands as regions."""
+        """Return a launch whose vectors and scalars are regions of memory."""
         numbers, vectors, scalars = cast(Any, node.args[1:])
         number_operands = tuple(map(self._operand, numbers))
         vector_regions = tuple(map(self._region, vectors))
@@ -264,7 +268,7 @@ class Lowering(GraphRegions):
 def operands(node: GraphNode, signature: Any) -> tuple[list[Any], dict[str, Any]]:
     """Return the operands of a call in order, and other arguments that differ from their default.
 
-    Arguments about the form of the result are left out.
+    Arguments that only choose the form of the result are skipped.
     """
     inputs = list[Any]()
     options = dict[str, Any]()
@@ -281,7 +285,7 @@ def operands(node: GraphNode, signature: Any) -> tuple[list[Any], dict[str, Any]
 
 
 def computed(name: str, out: Region, inputs: Sequence[VectorOperand], mutable: bool) -> torch.dtype:
-    """Return the dtype in which an operator computes."""
+    """Return the dtype in which a vector node must compute an operator."""
     dtype = out.dtype
     if name == "copy" and isinstance(inputs[0], Region):
         return inputs[0].dtype
@@ -292,7 +296,7 @@ def computed(name: str, out: Region, inputs: Sequence[VectorOperand], mutable: b
 
 
 def promoted(operands: Sequence[VectorOperand]) -> torch.dtype:
-    """Return the dtype in which PyTorch computes with operands."""
+    """Return the dtype to which PyTorch promotes operands."""
     values: list[Any] = [
         torch.empty(x.shape, dtype=x.dtype, device="meta") if isinstance(x, Region) else x
         for x in operands

@@ -1,9 +1,10 @@
 """Native forms: compare the addresses and forms of many tensors in one native call.
 
-Before each replay, `Conditions` compares all parameters, gradients and state with the recorded
-ones. `NativeForms` does so in C++ by DLPack's exchange interface, which gives the address, dtype,
-device, shape and strides of a tensor without calling Python. If PyTorch has no such interface or
-there is no C++ compiler, `forms_of` returns None and `Conditions` asks each tensor in Python.
+The form of a tensor is its dtype, device, shape and strides. Before each replay, `Conditions`
+compares all parameters, gradients and state with the recorded tensors. `NativeForms` makes this
+comparison in C++. The C++ code uses DLPack's exchange interface, which returns the address and form
+of a tensor without calling Python. If PyTorch lacks this interface or there is no C++ compiler,
+`forms_of` returns None. Then `Conditions` compares the tensors in Python.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ DESCRIBE = 5  # the index of DLPack's function that describes a tensor; index 0 
 
 
 class NativeForms:
-    """The addresses and forms of tensors, to be compared with the same or with other tensors.
+    """The recorded addresses and forms of tensors, for comparisons in later steps.
 
     Attributes:
-        addresses: The address of each tensor; None if DLPack cannot describe one of them.
+        addresses: The address of each tensor, or None if DLPack cannot describe one of the tensors.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -37,17 +38,18 @@ class NativeForms:
         self.addresses = self._describe(self._tensors, compare=False)
 
     def unchanged(self) -> bool:
-        """Return whether the tensors, which must be alive, have the same addresses and forms."""
+        """Return whether addresses and forms are unchanged. The tensors must still be alive."""
         return self.addresses is not None and self._describe(self._tensors) == self.addresses
 
     def addresses_of(self, tensors: Sequence[Tensor]) -> array[int] | None:
-        """Return the addresses of other tensors with the same forms; None if a form differs."""
+        """Return the addresses of other tensors if their forms are the same, otherwise None."""
         return None if self.addresses is None else self._describe(array("Q", map(id, tensors)))
 
     def _describe(self, tensors: array[int], compare: bool = True) -> array[int] | None:
-        """Return the addresses of tensors, and compare their forms with `_words` or write them.
+        """Return the addresses of tensors, and compare or store the forms of the tensors.
 
-        Returns None if a form differs or DLPack cannot describe a tensor.
+        If `compare` is True, the forms are compared with `_words`. If False, the forms are written
+        to `_words`. Returns None if a form differs or if DLPack cannot describe a tensor.
         """
         describe = native_function()
         starts = array("Q", bytes(8 * len(tensors)))
@@ -63,7 +65,10 @@ class NativeForms:
 
 @cache
 def native_function() -> Callable[..., int] | None:
-    """Return the function of native_forms.h without its first argument; None if unavailable."""
+    """Return the C++ function of native_forms.h with its first argument filled in.
+
+    Returns None if there is no C++ compiler or if PyTorch lacks DLPack's exchange interface.
+    """
     capsule = exchange_table()
     kernel = function(SOURCE, FLAGS)
     if capsule is None or kernel is None:
@@ -83,7 +88,7 @@ def native_function() -> Callable[..., int] | None:
 
 
 def forms_of(tensors: Sequence[Tensor]) -> NativeForms | None:
-    """Return the forms of tensors; None if they cannot be compared natively."""
+    """Return the native forms of tensors, or None if native code cannot compare the tensors."""
     if not all_real(tensors):
         return None
     forms = NativeForms(tensors)

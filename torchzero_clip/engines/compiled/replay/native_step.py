@@ -1,8 +1,8 @@
-"""Native steps: a recorded step on CPU as one library in C++.
+"""Native steps: run a recorded step on CPU as one C++ library.
 
-`NativeStep` compiles all segments of a step to one C++ function. That function receives two tables,
-one of pointers and one of integers, and the range of stages to run. `NativeStep` makes the tables
-once, and before each replay it updates only the addresses that have changed.
+`NativeStep` compiles all segments of a step to one C++ function. The arguments of this function are
+a table of pointers, a table of integers, and the range of stages to run. `NativeStep` makes the
+tables once. Before each replay it updates only the addresses that have changed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FLAGS += " -fPIC -shared"
 
 
 class NativeStep(CompiledStep):
-    """A recorded step on CPU: one native call for each segment."""
+    """A recorded step that runs on CPU, with one native call for each segment."""
 
     max_elements: ClassVar[int] = 2**14
 
@@ -84,12 +84,13 @@ class NativeStep(CompiledStep):
     # ------------------------------------------------------------------ tables
 
     def _pointer(self, owner: Any, kind: Any, memories: Sequence[VectorMemory]) -> int:
-        """Return an entry of the table of pointers; 0 if it is filled in later.
+        """Return an entry of the table of pointers, or 0 if the entry is filled in later.
 
         Args:
-            owner: "memory" for the address of a memory, otherwise a launch.
-            kind: The index of the memory, or which pointer of the launch is meant.
-            memories: The memories of the step.
+            owner: "memory" for a pointer to a memory of the step. Otherwise the launch that uses
+                the pointer.
+            kind: The index of the memory, or the name of the pointer in the launch.
+            memories: All memory ranges that the step uses.
         """
         if owner == "memory":
             rows = memories[kind].rows
@@ -105,12 +106,12 @@ class NativeStep(CompiledStep):
         return self._hold(self._addresses(owner)) if kind == "lists" else 0
 
     def _hold(self, table: array[Any]) -> int:
-        """Keep an array alive, and return its address."""
+        """Keep an array alive as long as this step, and return the address of the array."""
         self._alive.append(table)
         return table.buffer_info()[0]
 
     def _addresses(self, launch: Relaunch) -> array[int]:
-        """Return the addresses of a launch's lists of addresses; gradients are filled in later."""
+        """Return the address of each address list of a launch. Gradients are filled in later."""
         lists = array("Q", [0] * len(launch.buffers))
         for i, buffer in enumerate(launch.buffers):
             if isinstance(buffer, Buffer):
@@ -120,9 +121,9 @@ class NativeStep(CompiledStep):
         return lists
 
     def _share(self) -> None:
-        """Set the numbers of threads of launches by the current number of PyTorch's threads.
+        """Set the number of threads of each launch, based on PyTorch's current number of threads.
 
-        Each thread of a launch that measures statistics gets its own memory for them.
+        If a launch measures statistics, each of its threads gets separate memory for partial sums.
         """
         self._threads = torch.get_num_threads()
         for i, launch in self._thread_counts:

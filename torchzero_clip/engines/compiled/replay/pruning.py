@@ -1,15 +1,15 @@
-"""Pruning: remove the nodes of a step graph that make no difference.
+"""Pruning: remove the nodes of a step graph that do not affect the results.
 
-`prune` changes a graph in place, after a step was recorded and before it is lowered. It removes
-three kinds of nodes:
+`prune` changes a graph in place, after a step was recorded and before the graph is lowered.
+`prune` removes three kinds of nodes:
 
-- views that have the form of their source;
-- copies that stay equal to their source as long as they are used;
-- nodes whose result is not used.
+- A view with the same dtype, shape, strides and storage offset as its source.
+- A copy that stays equal to its source until the last use of the copy.
+- A node whose result is not used.
 
-It needs no list of PyTorch's functions: the schema of an operator tells which arguments the
-operator writes, and whether its result may be a view. `lowering` and `regions` use the functions
-that read schemas as well.
+This module needs no list of PyTorch's functions. The schema of an operator tells which arguments
+the operator writes, and whether the result may be a view. `lowering` and `regions` also use the
+functions of this module that read schemas.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ def form(t: Tensor) -> tuple[Any, ...]:
 
 
 def prune(graph: Graph, fixed: Collection[Node]) -> None:
-    """Remove nodes that make no difference from a graph.
+    """Remove the nodes of a graph that do not affect its results.
 
     Args:
         graph: The step graph.
-        fixed: Inputs of the graph that no node writes, directly or through another input.
+        fixed: Inputs of the graph that no node writes, neither directly nor through another input
+            that shares memory.
     """
     for node, source in _with_one_input(graph):
         same_form = node.meta.get("form", 0) == source.meta.get("form", 1)
@@ -61,25 +62,25 @@ def prune(graph: Graph, fixed: Collection[Node]) -> None:
 
 
 def _with_one_input(graph: Graph) -> Iterator[tuple[Node, Node]]:
-    """Yield each node that has a single input node now, and that input node."""
+    """Yield each node that has exactly one input node, together with the input node."""
     for node in list(graph.nodes):
         if len(node.all_input_nodes) == 1:
             yield node, node.all_input_nodes[0]
 
 
 def has_effect(node: Node) -> bool:
-    """Return whether a node does more than return its result."""
+    """Return whether a node has an effect other than its result, such as writing to memory."""
     return node.op != "call_function" or writes(node)
 
 
 def writes(node: Node) -> bool:
-    """Return whether a node writes to memory that existed before the node ran."""
+    """Return whether a node writes to memory that already existed before the node ran."""
     operator = node.meta.get("operator")
     return node.meta.get("writes", False) or (operator is not None and schema(operator).is_mutable)
 
 
 def may_alias(node: Node) -> bool:
-    """Return whether the result of a node may share memory with its input."""
+    """Return whether the result of a node may share memory with an input of the node."""
     operator = node.meta.get("operator")
     if operator is None:
         return bool(node.meta.get("item", False))
@@ -87,14 +88,14 @@ def may_alias(node: Node) -> bool:
 
 
 def arguments(signature: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each argument in the schema of an operator, and its value in a call."""
+    """Yield each argument in the schema of an operator, with the value passed for the argument."""
     for i, argument in enumerate(signature.arguments):
         default = argument.default_value
         yield argument, args[i] if i < len(args) else kwargs.get(argument.name, default)
 
 
 def written_arguments(signature: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the alias set of each argument that an operator writes, and its value in a call."""
+    """Yield the alias set and the value in a call for each argument that an operator writes."""
     for argument, value in arguments(signature, args, kwargs):
         alias = argument.alias_info
         if alias is not None and alias.is_write:
@@ -102,10 +103,10 @@ def written_arguments(signature: Any, args: Any, kwargs: Any) -> Iterator[tuple[
 
 
 def _memory(node: Node, fixed: Collection[Node]) -> Node | None:
-    """Return the node that allocated the memory of a node.
+    """Return the node that allocated the memory in which a node has its result.
 
-    Returns None for memory that existed before the step, except memory of `fixed` inputs. Two such
-    inputs may share memory, so they all count as one.
+    For a view of a `fixed` input, this is the input. For any other input of the graph, the function
+    returns None. Two such inputs may share memory, so all of them count as the same memory.
     """
     while may_alias(node):
         node = node.all_input_nodes[0]
@@ -113,7 +114,7 @@ def _memory(node: Node, fixed: Collection[Node]) -> Node | None:
 
 
 def _users(node: Node) -> list[Node]:
-    """Return the users of a node and the users of its views."""
+    """Return the nodes that use the result of a node or a view of the result."""
     users = list(node.users)
     for user in node.users:
         if may_alias(user) and not writes(user):
@@ -122,7 +123,7 @@ def _users(node: Node) -> list[Node]:
 
 
 def _written_at(order: Mapping[Node, int], fixed: Collection[Node]) -> dict[Node | None, list[int]]:
-    """Return, for each memory as `_memory` names it, the positions of nodes that write it."""
+    """Return the positions of the nodes that write to each memory. `_memory` returns the keys."""
     written_at: dict[Node | None, list[int]] = {}
 
     def note(memory: Node | None, position: int) -> None:

@@ -1,9 +1,14 @@
 """Regions: where the tensors of a step graph are in memory.
 
-`GraphRegions` is the part of `Lowering` that deals with memory. It gives each tensor in the graph
-a region: a dtype, a shape and strides over a memory. A memory is a tensor from before the step, a
-tensor that is new in every step, or memory that belongs to the compiled step. A view is another
-region of the memory of its source, so compiled segments need no operation for a view.
+`GraphRegions` is the part of `Lowering` that deals with memory. A memory is one of three things:
+
+- a tensor that existed before the step;
+- a tensor that is new in every step;
+- memory that belongs to the compiled step.
+
+`GraphRegions` gives each tensor in the graph a region. A region has a dtype, a shape and strides,
+and refers to one memory. The region of a view refers to the same memory as the region of its
+source. So compiled segments need no operation for a view.
 """
 
 from __future__ import annotations
@@ -29,28 +34,29 @@ from torchzero_clip.engines.compiled.replay.pruning import may_alias, writes
 
 
 class Unsupported(Exception):
-    """Raised if a node cannot be lowered, so that it stays a call of PyTorch.
+    """Raised if a node cannot be lowered, so that PyTorch must run the node.
 
-    Its message is what is unusual about the call, such as " of 32768 entries", or empty.
+    The message is the reason, such as " of 32768 entries". It may be empty.
     """
 
 
 class GraphRegions:
-    """The memories of a step graph, and the region of each node.
+    """The region of each node of a step graph, and the memory that the regions refer to.
 
     Args:
         graph: The step graph.
-        leaves: The inputs that the graph was recorded with.
+        leaves: The inputs of the graph during recording.
         changing: The inputs that are new tensors in every step.
         device: The device of the step. Tensors on other devices have no region.
 
     Attributes:
-        sequence: The lowered step: segments, and between them the nodes that stay calls of PyTorch.
-        memories: The memories. Regions refer to a memory by its index.
-        regions: The region of each node that has one.
-        leaves: The value of each input node.
-        changing: For each input node that is new in every step, its index in `changing`.
-        sources: For each memory, the node whose tensor has this memory.
+        sequence: The lowered step: a list of segments and of nodes that PyTorch runs.
+        memories: Every memory of the step. A region stores the index of its memory in this list.
+        regions: The region of each node. Some nodes have no region.
+        leaves: The recorded value of each input node.
+        changing: A dictionary from each input node that is new in every step to the index of the
+            node's tensor in the argument `changing`.
+        sources: A dictionary from the index of a memory to a node whose tensor has this memory.
     """
 
     def __init__(
@@ -69,14 +75,14 @@ class GraphRegions:
         self._known: dict[Any, int] = {}  # memories by storage, rows or node
 
     def _memory(self, key: Any, memory: VectorMemory) -> int:
-        """Return the index of the memory that has this key; add `memory` for a new key."""
+        """Return the index of the memory with this key, and add `memory` if the key is new."""
         if key not in self._known:
             self._known[key] = len(self.memories)
             self.memories.append(memory)
         return self._known[key]
 
     def _leaf(self, node: GraphNode) -> None:
-        """Give an input its region."""
+        """Store the region of an input node, if its dtype, device and layout are supported."""
         t = self.leaves[node]
         if not isinstance(t, Tensor) or t.dtype not in DTYPES or t.device != self.device:
             return
@@ -89,7 +95,14 @@ class GraphRegions:
         self._root(node, memory, 0, ("storage", storage))
 
     def _root(self, node: GraphNode, memory: VectorMemory, offset: int, key: Any = None) -> None:
-        """Give a node a region in a memory that begins at this storage offset of the node."""
+        """Store the region of a node that is not a view.
+
+        Args:
+            node: The node.
+            memory: The memory of the node.
+            offset: The storage offset at which the memory begins.
+            key: The key of the memory. Nodes whose tensors share storage have the same key.
+        """
         m = self._memory(key or node, memory)
         self.sources.setdefault(m, node)
         if self.memories[m].dtype == memory.dtype:
@@ -97,10 +110,10 @@ class GraphRegions:
             self.regions[node] = _region(node, m, offset)
 
     def _view(self, node: GraphNode) -> bool:
-        """Give a view its region, if the node is a view; return whether it is.
+        """Store the region of a node if the node is a view, and return whether it is a view.
 
-        An item of a list that one call has returned counts as a view as well. A view of a tensor
-        without region stays a call of PyTorch.
+        If a call returns a list of tensors, each item of the list also counts as a view. If the
+        source of a view has no region, PyTorch runs the view.
         """
         if node in self._roots:
             if self.memories[self._roots[node]].changes:
@@ -123,7 +136,7 @@ class GraphRegions:
         return True
 
     def _fresh(self, node: GraphNode) -> Region:
-        """Return a region in new memory for the result of a node."""
+        """Return the region for the result of a node, in new memory of the compiled step."""
         dtype, device, shape, strides, _ = node.meta.get("form", (None, None, (), (), 0))
         if dtype not in DTYPES or device != self.device:
             raise Unsupported
@@ -132,26 +145,27 @@ class GraphRegions:
         return self.regions[node]
 
     def _region(self, x: Any) -> Region:
-        """Return the region of a tensor operand."""
+        """Return the region of a tensor operand, or raise `Unsupported` if it has none."""
         if not isinstance(x, GraphNode) or x not in self.regions:
             raise Unsupported
         return self.regions[x]
 
     def _operand(self, x: Any) -> VectorOperand:
-        """Return an operand of a vector node: a number, or the region of a tensor."""
+        """Return an operand of a vector node: the number `x`, or the region of the tensor `x`."""
         return x if isinstance(x, (bool, int, float)) else self._region(x)
 
     # ------------------------------------------------------------------ lists
 
     def _side_by_side(self, lists: Sequence[Sequence[Any]]) -> list[tuple[Any, list[Any]]]:
-        """Merge similar operands of neighbors in lists, so that one node serves many tensors.
+        """Merge similar operands of neighboring tensors, so that one node computes many tensors.
 
         Args:
-            lists: The operands, a list for each argument. The first list is written.
+            lists: A list for each argument, with one operand per tensor. The node writes to the
+                operands in the first list.
 
         Returns:
-            A pair for each node: the operands of its first tensor, and the merged operands. Merged
-            regions have an additional first dim.
+            A pair for each node: the operands of the first tensor of the node, and the merged
+            operands. A merged region has an additional first dim.
         """
         merged: list[tuple[Any, list[Any]]] = []
         columns = zip(*lists, strict=True)
@@ -162,9 +176,10 @@ class GraphRegions:
         return merged
 
     def _kind(self, x: VectorOperand) -> Any:
-        """Return what operands must have in common to be merged.
+        """Return the kind of an operand. Operands are merged only if their kinds are equal.
 
-        Numbers, and regions of memory that is new in every step, are merged only if they are equal.
+        Two numbers are merged only if they are the same number. Two regions in memory that is new
+        in every step are merged only if they are the same region.
         """
         if not isinstance(x, Region):
             return repr(x)
@@ -172,7 +187,7 @@ class GraphRegions:
         return x.dtype, x.shape, x.strides, x if changes else None
 
     def _row(self, row: Sequence[VectorOperand], shape: Sequence[int]) -> VectorOperand:
-        """Merge similar operands, each broadcast to this shape, into one with another first dim."""
+        """Broadcast similar operands to `shape`, and merge them along a new first dim."""
         regions = [x.expanded(shape) for x in row if isinstance(x, Region)]
         if len(regions) < 2:
             return regions[0] if regions else row[0]
@@ -187,6 +202,6 @@ class GraphRegions:
 
 
 def _region(node: GraphNode, memory: int, offset: int) -> Region:
-    """Return the region of a node in a memory that begins at this storage offset."""
+    """Return the region of a node. Its memory begins at the storage offset `offset`."""
     dtype, _, shape, strides, start = node.meta["form"]
     return Region(memory, dtype, tuple(shape), tuple(strides), start - offset)

@@ -1,10 +1,14 @@
-"""Replays: decide for each step whether to replay the recorded step, to record, or to run it.
+"""Replays: decide for each step whether to replay the recording, record the step, or run it.
 
-`Compiled.step` passes every step to `Replays.step`. If a step has been recorded and its conditions
-hold for the new step, the recording is replayed without links or lists. A replay consists of native
-calls, or of a Python function if the step cannot be compiled. Otherwise the new step runs through
-the links as usual. If it is like the step before it, it is recorded first and then replayed at
-once. `Replays.says` returns the lines about replays that `explain()` prints.
+`Compiled.step` passes every step to `Replays.step`, which does one of three things:
+
+- Replay: a step has been recorded, and the new step meets the conditions of the recording. The
+  recording runs as native calls, or as a Python function if it could not be compiled.
+- Record: the new step is similar to the step before. The new step is recorded, and the recording is
+  replayed at once.
+- Run: in all other cases the new step runs through the links as usual.
+
+`Replays.says` returns the lines about replays that `explain()` prints.
 """
 
 from __future__ import annotations
@@ -46,30 +50,32 @@ NEXT_TWO = (
     "checkpoint are bitwise identical: if step time matters, do not call it in every step."
 )
 LIKE = "parameters with a gradient", "kinds of hyperparameters", "kind of the loss", "measurements"
-"""The parts of a step's signature, which two similar steps have in common."""
+"""The names of the parts of a step's signature. Two similar steps have equal signatures."""
 
 
 StartRecording: TypeAlias = "Callable[[Sequence[Tensor]], AbstractContextManager[StepRecorder]]"
-"""A function that starts the recording of a step with these gradients."""
+"""A function that receives the gradients of a step and returns a context that records it."""
 
 
 class Replays:
-    """The recorded step of an optimizer, and the decision when to record and to replay.
+    """The recorded step of an optimizer, and the decision when to record and when to replay.
 
-    Steps are similar if they have the same signature: the same parameters have gradients, and the
-    kinds of hyperparameters, loss and measurements are the same. The second of two similar steps is
-    recorded. If a recording turns out useless, more similar steps in a row are required before the
-    next recording, up to `LONGEST_WAIT`.
+    Two steps are similar if they have the same signature. This means that the same parameters have
+    gradients, and that the kinds of hyperparameters, loss and measurements are equal. The second of
+    two similar steps is recorded. If a recording is replayed only a few times, the next recording
+    requires more similar steps in a row. It never requires more than `LONGEST_WAIT`.
 
     Args:
-        links: The chain.
-        backend: The way programs run: see `Runner.backend`.
-        capture: Captures replayed steps in a CUDA graph, if the user asked for that.
-        forgotten: The call that has dropped the recorded step before, such as "state_dict()".
+        links: The links of the chain.
+        backend: The backend that runs programs: see `Runner.backend`.
+        capture: The function that captures replayed steps in a CUDA graph. None if the user did not
+            call `captured`.
+        forgotten: The name of the call that dropped the previous recording, such as
+            "state_dict()".
 
     Attributes:
-        count: How often the recorded step was replayed.
-        why: The reason why the last steps were not replayed, if one is known.
+        count: The number of times that the current recording was replayed.
+        why: The reason why the last steps were not replayed. None if no reason is known.
     """
 
     def __init__(
@@ -94,12 +100,12 @@ class Replays:
         self._is_exception = False  # whether the last step alone ran without replay
 
     def step(self, step: Step, through: Through, recording: StartRecording) -> Records:
-        """Replay, record, or run a step; return what the links measured.
+        """Replay, record, or run a step, and return the measurements of the links.
 
         Args:
-            step: The step, which has not begun.
-            through: Runs a step through the links.
-            recording: Starts the recording of a step.
+            step: The step. It has not begun yet.
+            through: A function that runs a step through the links.
+            recording: A function that starts the recording of a step.
         """
         if step.kind is None or self._impure:
             return through(step)
@@ -140,10 +146,11 @@ class Replays:
         return records
 
     def _loss_tensor(self, step: Step) -> Tensor | None:
-        """Return the loss of a step if it is a tensor on the device of the parameters.
+        """Return the loss of a step if the loss is a tensor on the device of the parameters.
 
-        A CPU tensor becomes a number if parameters are on a GPU. It is sent there with the
-        hyperparameters, because a copy of its own would synchronize.
+        If the loss is a CPU tensor and parameters are on a GPU, the loss becomes a number. This
+        number is sent to the GPU together with the hyperparameters, because a separate copy would
+        synchronize.
         """
         loss = step.loss
         if not isinstance(loss, Tensor):
@@ -155,15 +162,18 @@ class Replays:
         return loss
 
     def _drop(self) -> None:
-        """Drop the recorded step; if it was replayed too seldom, record the next one later."""
+        """Drop the recording.
+
+        If the recording had only a few replays, the next recording requires more similar steps.
+        """
         self._recorded = None
         worth_it = self.count >= REPLAYS_WORTH_A_RECORDING
         self._required = 1 if worth_it else min(2 * self._required, LONGEST_WAIT)
 
     def _should_record(self, step: Step, kinds: tuple[Any, ...], dropped: bool) -> bool:
-        """Return whether to record a step, and remember its signature.
+        """Return whether to record a step, and store the signature of the step.
 
-        `dropped` is whether this step has dropped the recorded step.
+        `dropped` tells whether the recording was dropped because of this step.
         """
         grads = [aligned_grads(group["params"], step.place) for group in step.groups]
         cohorts = [cohort for cohort, _ in step.roster.of(step.groups, grads)]
@@ -182,7 +192,7 @@ class Replays:
         return not why
 
     def says(self, besides: Sequence[str]) -> list[str]:
-        """Return lines that explain whether steps are replayed: see `Engine.says`."""
+        """Return lines of text that explain whether steps are replayed: see `Engine.says`."""
         if never := [*besides, *self._impure]:
             return ["No step will be replayed:", *[f"- {why}." for why in never]]
         if self._recorded is None:
@@ -203,7 +213,10 @@ class Replays:
         return [*lines, f"A step is {calls}; torch does between them: {names}."]
 
     def _gpu(self, step: Step) -> Tensor | None:
-        """Return a parameter if all are on one GPU: hyperparameters are sent there as well."""
+        """Return a parameter if all parameters are on one GPU, otherwise None.
+
+        The hyperparameters are sent to the device of this parameter.
+        """
         params = [p for group in step.groups for p in group["params"]]
         one_device = len({p.device for p in params}) == 1
         if self._live.numbers and one_device and on_gpu(params[0].device, self._backend):
@@ -213,7 +226,7 @@ class Replays:
     def _record(
         self, step: Step, through: Through, recording: StartRecording
     ) -> RecordedStep | None:
-        """Record a step without running it; return None if it cannot be replayed."""
+        """Record a step without running it. Return None if the step cannot be replayed."""
         cohorts, *kinds = self._signature
         required = self._required  # restored if the step can be replayed
         self.count = 0
@@ -261,7 +274,7 @@ class Replays:
         return RecordedStep(conditions, notes, tuple(kinds), function, compiled, inputs, records)
 
     def _compiled(self, recorder: StepRecorder, changing: Sequence[Tensor]) -> CompiledStep | None:
-        """Compile a recorded step; return None if it can only run as a Python function."""
+        """Compile a recorded step. Return None if it can only run as a Python function."""
         for kind, runs in ((DeviceStep, on_gpu), (NativeStep, on_cpu)):
             if runs(changing[0].device, self._backend):
                 compiled = kind(recorder.graph, recorder.leaves, changing, recorder.gradients)
@@ -272,16 +285,16 @@ class Replays:
 
 @dataclass(eq=False)
 class RecordedStep:
-    """A recorded step, which can be replayed.
+    """A recorded step that can be replayed.
 
     Attributes:
         conditions: The tensors and values that must be unchanged for a replay.
-        notes: The questions that the step has asked on the host.
+        notes: The functions that the step called on the host, and their results.
         kinds: The kinds of the hyperparameters, the loss and the measurements.
         function: The step graph as a Python function of its inputs.
-        compiled: The step as native calls, if it was compiled.
+        compiled: The step as native calls, or None if it was not compiled.
         inputs: The inputs of the step graph.
-        records: The measurements of the links, in memory that every replay writes.
+        records: The measurements of the links. Every replay writes to the same tensors.
     """
 
     conditions: Conditions
@@ -295,7 +308,7 @@ class RecordedStep:
     def match(self, step: Step, kinds: Any) -> list[Buffer] | None:
         """Return the gradients of a step if all conditions for a replay hold, otherwise None.
 
-        Answers about counts of steps are not compared here.
+        This method does not call the recorded functions that receive a count of steps.
         """
         if kinds != self.kinds:
             return None
@@ -305,7 +318,7 @@ class RecordedStep:
         return None
 
     def __call__(self, step: Step, grads: Sequence[Buffer], numbers: Sequence[float]) -> Records:
-        """Replay the recorded step with the gradients, hyperparameters and loss of another one."""
+        """Replay the recorded step with the gradients, hyperparameters and loss of `step`."""
         self.notes.count_on(step.groups)
         changing = self.inputs.enter(grads, numbers, step.loss)
         try:
@@ -321,7 +334,7 @@ class RecordedStep:
 
 
 def difference(signature: Sequence[Any], before: Sequence[Any]) -> str:
-    """Return the message about how the signature of a step differs from the step before."""
+    """Return a message that tells how the signature of a step differs from the step before."""
     changed = [part for part, x, y in zip(LIKE, signature, before, strict=True) if x != y]
     if not changed:
         return "a tensor or number of state, groups or gradients was replaced: write it in place"
@@ -329,7 +342,7 @@ def difference(signature: Sequence[Any], before: Sequence[Any]) -> str:
 
 
 def reason(error: Exception) -> str:
-    """Return why a step could not be recorded, with the line of the rule that caused it."""
+    """Return why a step could not be recorded, and the line of the rule that caused the error."""
     why = str(error)
     place = ""
     if not isinstance(error, (Refused, Later)):
@@ -342,7 +355,7 @@ def reason(error: Exception) -> str:
 
 
 def _fields(links: Sequence[Link]) -> list[Tensor]:
-    """Return the tensors among the fields of the transforms, which cannot be replaced."""
+    """Return all tensors that are fields of transforms. Users cannot replace these tensors."""
     transforms = [transform for link in links for transform in link.transform.walk()]
     return [
         x for transform in transforms for x in vars(transform).values() if isinstance(x, Tensor)
@@ -355,7 +368,7 @@ def _fields(links: Sequence[Link]) -> list[Tensor]:
 def mapped(x: Any, function: Callable[[Tensor], Any], groups: Groups) -> Any:
     """Return a copy of records with every tensor t replaced by function(t), and with these groups.
 
-    The tensors are replaced in order.
+    `function` is called with the tensors in their order in `x`.
     """
     if isinstance(x, dict):
         return {name: mapped(value, function, groups) for name, value in x.items()}

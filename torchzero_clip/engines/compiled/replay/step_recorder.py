@@ -1,12 +1,13 @@
-"""The recorder of a step: it runs a step on tensors without values and writes the step graph.
+"""The step recorder: it runs a step on tensors without values and writes the step graph.
 
-Everything that happens inside of `with recorder:` becomes nodes of a `torch.fx.Graph`: operators
-of PyTorch, launches of compiled programs, and collectives. The tensors are fake tensors, which
-have a shape and a dtype but no values. So nothing of the model changes while a step is recorded.
-Code that reads a value on the host raises an error: such a step cannot be replayed. `Replays`
-records a step and passes the graph to `CompiledStep`. It also turns the graph into a Python
-function, by `python`, for steps that cannot be compiled. The schema of an operator tells what the
-operator writes, so the recorder needs no list of PyTorch's functions.
+Inside of `with recorder:`, each PyTorch operator, each launch of a compiled program and each
+collective becomes a node of a `torch.fx.Graph`. The tensors are fake tensors, which have a shape
+and a dtype but no values. So the model does not change while a step is recorded. Code that reads
+the value of a tensor on the host raises an error, because such a step cannot be replayed.
+
+`Replays` records a step and passes the graph to `CompiledStep`. `Replays` also calls `python` to
+turn the graph into a Python function, for steps that cannot be compiled. The schema of an operator
+tells which arguments the operator writes, so the recorder needs no list of PyTorch's functions.
 """
 
 from __future__ import annotations
@@ -42,26 +43,28 @@ from torchzero_clip.engines.compiled.printers.program import Launch, Relaunch
 from torchzero_clip.engines.compiled.replay.pruning import form, prune, written_arguments
 
 READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__repr__}
-"""Methods that read the values of a tensor without calling an operator."""
+"""The methods that read the values of a tensor without calling a PyTorch operator."""
 
 
 class Refused(Exception):
-    """Raised if a step does something that cannot be replayed. Nothing has changed yet."""
+    """Raised if a step cannot be replayed. It is raised before the step changes anything."""
 
 
 class StepRecorder(TorchDispatchMode):
-    """The step graph of everything that happens inside of `with recorder:`.
+    """A recorder, which writes the step graph of all operations inside of `with recorder:`.
 
     Args:
         grads: The gradients of the step.
 
     Attributes:
-        graph: The step graph: operators, launches and calls of functions of this library, in order.
-        leaves: For each input of the graph its value: a tensor that existed before the step, or a
-            function of this library.
-        created: Tensors that were created while recording, for memory and constants.
-        gradients: The gradient buffers of the step that runs now. A key is a tuple of indices into
-            the gradients. Launches look their gradients up here.
+        graph: The step graph. Its nodes are operators, launches and calls of functions of this
+            library, in the order in which they ran.
+        leaves: The value of each input of the graph. A value is a tensor that existed before the
+            step, or a function of this library.
+        created: The tensors that were allocated during recording and that replays use, such as
+            constants.
+        gradients: The gradient buffers of the current step. Each key is a tuple with the index of
+            each gradient in the buffer. Launches find their gradients in this dictionary.
     """
 
     def __init__(self, grads: Sequence[Tensor]) -> None:
@@ -89,7 +92,7 @@ class StepRecorder(TorchDispatchMode):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Run operations inside of the block now, without recording them."""
+        """Return a context in which operations run normally and are not recorded."""
         before = self._paused
         self._paused = True
         try:
@@ -98,7 +101,7 @@ class StepRecorder(TorchDispatchMode):
             self._paused = before
 
     def memory(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
-        """Allocate tensors now that every replay uses; they live as long as the graph."""
+        """Allocate and return tensors for all replays. The tensors live as long as the graph."""
         with self.paused():
             tensors = make()
         self.created += tensors
@@ -140,7 +143,7 @@ class StepRecorder(TorchDispatchMode):
         return self._remember(result if returned is None else returned, node)
 
     def fake_result(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return the result of a function as fake tensors. Nothing is written."""
+        """Call a function with fake tensors, and return its result. Nothing is written."""
         with self.paused(), self._fake:
             args, kwargs = tree_map_only((Tensor, float), self._as_fake, (args, kwargs))
             result = function(*args, **kwargs)
@@ -148,33 +151,34 @@ class StepRecorder(TorchDispatchMode):
         return result
 
     def _as_fake(self, x: Tensor | float) -> Any:
-        """Return a tensor as a fake tensor, and a number as a number that torch can cache.
+        """Return a fake tensor for a tensor, and return a number unchanged unless it is NaN.
 
-        PyTorch caches calls on fake tensors by their numbers, and NaN is unequal to itself.
+        NaN becomes 0.0. PyTorch caches calls on fake tensors, and the key of the cache contains the
+        numbers. NaN is unequal to itself, so the cache would never find it.
         """
         if isinstance(x, float):
             return x if x == x else 0.0
         return x if fake_mode(x) is self._fake else self._fake.from_tensor(x)
 
     def _graph_arguments(self, arguments: Any) -> Any:
-        """Return nested arguments with nodes in place of tensors."""
+        """Return nested arguments with each tensor replaced by its node."""
         leaves, structure = tree_flatten(arguments)
         leaves = [self._node(t) if isinstance(t, Tensor) else t for t in leaves]
         return tree_unflatten(leaves, structure)
 
     def _node(self, t: Tensor) -> Node:
-        """Return the node of a tensor; a tensor from before the step becomes an input."""
+        """Return the node of a tensor. A tensor from before the step becomes an input node."""
         if id(t) not in self._nodes:
             self._remember(t, self._input(t))
         return self._nodes[id(t)]
 
     def _input(self, x: Any) -> Node:
-        """Add an input to the graph, so that the graph itself holds no tensor of the model."""
+        """Add an input to the graph. The graph itself does not store the value of the input."""
         self.leaves.append(x)
         return self.graph.placeholder(f"leaf{len(self.leaves)}")
 
     def _remember(self, result: Any, node: Node) -> Any:
-        """Remember which node a tensor belongs to, or several tensors that one node returned."""
+        """Store which node returned a result. A list of tensors also gets a node for each item."""
         if isinstance(result, Tensor):
             self._alive.append(result)
             if id(result) not in self._nodes:
@@ -198,15 +202,15 @@ class StepRecorder(TorchDispatchMode):
         writes: bool = False,
         writes_arguments: bool = False,
     ) -> Any:
-        """Record the call of a function of this library as one node, and return its result.
+        """Record the call of a function of this library as one node, and return the result.
 
         Args:
             function: The function that a replay calls.
-            args: Its arguments.
-            result: Its result as fake tensors.
-            writes: Whether the function may write memory that existed before the step. A call that
-                writes is replayed even if its result is not used.
-            writes_arguments: Whether the function may write its arguments.
+            args: The arguments of the call.
+            result: The result of the call as fake tensors.
+            writes: Whether the function may write to memory that existed before the step. If True,
+                the call is replayed even if its result is not used.
+            writes_arguments: Whether the function may write to its arguments.
         """
         inputs = (self._input(function), *map(self._argument, args))
         node = self.graph.call_function(_call, inputs)
@@ -215,7 +219,7 @@ class StepRecorder(TorchDispatchMode):
         return self._remember(result, node)
 
     def _argument(self, x: Any) -> Any:
-        """Return an argument for a graph; an object that a graph cannot print becomes an input."""
+        """Return `x` as an argument for a graph, or a new input if the graph cannot print `x`."""
         if isinstance(x, Tensor):
             return self._node(x)
         if type(x) in (list, tuple):
@@ -224,14 +228,15 @@ class StepRecorder(TorchDispatchMode):
         return x if type(x) in (int, float, bool, str) or x is None else self._input(x)
 
     def launch(self, launch: Launch, runner: Callable[[], Any]) -> Tensor | None:
-        """Record the launch of a program.
+        """Record a launch, which is one run of a compiled program.
 
         Args:
             launch: The launch.
-            runner: A weak reference to the `Runner` that replays the launch.
+            runner: A weak reference to the `Runner` that runs the program in replays.
 
         Returns:
-            A fake tensor for the statistics that the program measures; None if it measures none.
+            A fake tensor for the statistics that the program measures, or None if the program
+            measures no statistics.
         """
         statistics = None
         if launch.program.measured is not None:
@@ -249,19 +254,20 @@ class StepRecorder(TorchDispatchMode):
         return self.call(relaunch, arguments, statistics, writes=True)
 
     def open(self, gradients: Buffer) -> None:
-        """Note that a buffer holds gradients, so that a replay uses the gradients of its step."""
+        """Mark a buffer as a gradient buffer, so that each replay uses new gradients instead."""
         self._alive.append(gradients)
         self._gradient_keys[id(gradients)] = tuple([self._grads[id(t)] for t in gradients.tensors])
 
     def changing(self, tensors: Sequence[Tensor]) -> bool:
-        """Return whether a gradient is among tensors. Gradients are new tensors in every step."""
+        """Return whether any of `tensors` is a gradient, which is a new tensor in every step."""
         return not self._grads.keys().isdisjoint(map(id, tensors))
 
     @property
     def takes_gradients(self) -> bool:
-        """Whether an operator of PyTorch receives a gradient, so that it may depend on its layout.
+        """Whether a PyTorch operator in the graph receives a gradient.
 
-        Launches of programs accept gradients of any layout.
+        The result of such an operator may depend on the layout of the gradient. Launches of
+        compiled programs accept gradients of any layout.
         """
         inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
         pairs = zip(inputs, self.leaves, strict=True)
@@ -273,11 +279,11 @@ class StepRecorder(TorchDispatchMode):
         """Complete and prune the graph.
 
         Args:
-            outputs: Tensors that the step returns.
+            outputs: The tensors that the step returns.
             fixed: Tensors that no operator writes, such as hyperparameters.
 
         Returns:
-            Memory that holds the outputs after each replay.
+            A new tensor for each output. Every replay writes its outputs to these tensors.
         """
         memory = self.memory(
             lambda: [torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in outputs]
@@ -289,17 +295,18 @@ class StepRecorder(TorchDispatchMode):
         return memory
 
     def close(self) -> None:
-        """Drop all references to tensors of the step, without the garbage collector."""
+        """Drop all references to tensors of the step. The garbage collector need not run."""
         self._nodes.clear()
         self._alive.clear()
         del self._functions.recorder, self._functions, self._fake
 
 
 class _Functions(TorchFunctionMode):
-    """The part of the recorder that sees calls of functions before they become operators.
+    """The part of the recorder that handles function calls before they become operators.
 
-    It records collectives, and functions of this library that may read CPU tensors, as one node
-    each. It refuses methods that read a tensor without an operator.
+    Each call of a collective is recorded as one node. A function of this library that may read CPU
+    tensors is also recorded as one node. Methods that read a tensor without calling an operator
+    raise `Refused`.
     """
 
     def __init__(self, recorder: StepRecorder) -> None:
@@ -327,7 +334,7 @@ class _Functions(TorchFunctionMode):
 
 
 class _Caught(Exception):
-    """Raised by `_Catch` with the operator that was called, and its arguments."""
+    """Raised by `_Catch`. It carries the operator that was called, and the arguments."""
 
 
 class _Catch(TorchDispatchMode):
@@ -338,9 +345,10 @@ class _Catch(TorchDispatchMode):
 
 
 def _quicker(func: Any, args: Any, kwargs: Any) -> Callable[..., Any]:
-    """Return the public function of PyTorch that calls an operator with the same arguments.
+    """Return a public function of PyTorch that calls an operator with the same arguments.
 
-    Calling it takes half the time of calling the operator. Returns the operator if there is none.
+    Calling this function takes half the time of calling the operator. If there is no such function,
+    the operator itself is returned.
     """
     name = schema(func).name.rpartition("::")[2]
     for namespace in (torch, Tensor):
@@ -359,7 +367,7 @@ def _quicker(func: Any, args: Any, kwargs: Any) -> Callable[..., Any]:
 
 
 def _has_name(function: Any) -> bool:
-    """Return whether a graph can print the name of a function."""
+    """Return whether a graph can refer to a function by its name when it prints Python code."""
     graph = Graph()
     graph.call_function(function)
     try:
@@ -370,7 +378,7 @@ def _has_name(function: Any) -> bool:
 
 
 def _equal(arguments: Any, others: Any) -> bool:
-    """Return whether nested arguments are equal, and their tensors are the same objects."""
+    """Return whether nested arguments are equal. Tensors are equal if they are the same object."""
     a, structure = tree_flatten(arguments)
     b, other_structure = tree_flatten(others)
     equal = [x is y if isinstance(x, Tensor) else x == y for x, y in zip(a, b, strict=False)]
@@ -378,7 +386,7 @@ def _equal(arguments: Any, others: Any) -> bool:
 
 
 def python(graph: Graph) -> Callable[..., Any]:
-    """Compile a graph to a Python function of its inputs."""
+    """Return a Python function that runs a graph. Its arguments are the inputs of the graph."""
     code = graph.python_code("self")
     space = dict(code.globals)
     exec(code.src, space)
@@ -386,12 +394,16 @@ def python(graph: Graph) -> Callable[..., Any]:
 
 
 def _call(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function. A node of a graph cannot call one of its inputs itself."""
+    """Call `function` with `args`.
+
+    A node of a graph cannot call an input of the graph. So the node calls `_call`, and the function
+    is an argument.
+    """
     return function(*args)
 
 
 def _returned_argument(signature: Any, args: Any, kwargs: Any) -> Any:
-    """Return the argument that an operator writes and returns; None if it returns a new tensor."""
+    """Return the argument that an operator writes and returns, or None if the result is new."""
     alias = signature.returns[0].alias_info if len(signature.returns) == 1 else None
     if alias is None or not alias.is_write:
         return None

@@ -1,8 +1,8 @@
-"""PyTorch's part of a compiled step: the calls that stay PyTorch's, between the segments.
+"""PyTorch calls: the operators of a compiled step that PyTorch runs between segments.
 
-`TorchCalls` receives a lowered step and builds a graph from it, in which each segment is a single
-call. `CompiledStep` compiles this graph to a Python function and calls it for each replay, if a
-step is more than one segment.
+`TorchCalls` receives a lowered step and builds a second graph. In the second graph each segment is
+a single call, and every other node is a PyTorch call. If a step has more than one segment,
+`CompiledStep` turns the second graph into a Python function and calls this function in each replay.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from torchzero_clip.engines.compiled.replay.step_recorder import python
 
 
 class TorchCalls:
-    """A graph of the calls that stay PyTorch's and of calls that run the segments.
+    """A graph with one call for each segment, and with the operators that PyTorch runs.
 
     Args:
         lowered: The lowered step.
         changing: The number of inputs that are new tensors in every step.
 
     Attributes:
-        read: The memories that calls of PyTorch read.
-        memories: For each segment, the memories that are new in every step.
-        sources: For each segment, the nodes whose tensors have these memories.
+        read: The index of each memory that PyTorch calls read.
+        memories: A list for each segment. The list has the index of each memory that the segment
+            uses and that is new in every step.
+        sources: A list for each segment. The list has the nodes whose tensors are the memory in
+            `memories`.
     """
 
     def __init__(self, lowered: Lowering, changing: int) -> None:
@@ -58,13 +60,13 @@ class TorchCalls:
         self._graph.output(None)
 
     def _input(self, node: GraphNode, x: Any) -> GraphNode:
-        """Add an input that stays, in place of a node of the step graph."""
+        """Add an input for a node of the step graph whose value `x` is the same in every step."""
         self._fixed.append(x)
         self._nodes[node] = self._graph.placeholder(f"fixed{len(self._fixed)}")
         return self._nodes[node]
 
     def _node(self, node: GraphNode) -> GraphNode:
-        """Return the node in the graph here that gives the value of a node of the step graph."""
+        """Return the node of the new graph that has the value of a node of the step graph."""
         lowered = self._lowered
         if node in self._nodes:
             return self._nodes[node]
@@ -79,14 +81,15 @@ class TorchCalls:
         return self._nodes[node]
 
     def function(self, tensor: Callable[[GraphNode], Tensor]) -> Callable[..., None]:
-        """Return the graph as a function.
+        """Return the graph as a Python function.
 
         Args:
-            tensor: Returns the tensor of a node that has the same memory in every step.
+            tensor: A function that returns the tensor of a node. The memory of the node must be the
+                same in every step.
 
         Returns:
-            A function of `run(segment, tensors)`, which it calls for each segment, and of the
-            inputs that are new in every step.
+            A function with the arguments `run` and `*changing`. It calls `run(segment, tensors)`
+            for each segment. The inputs that are new in every step are passed as `changing`.
         """
         call = python(self._graph)
         fixed = [tensor(x) if isinstance(x, GraphNode) else x for x in self._fixed]

@@ -1,8 +1,9 @@
 """Vector kernels: order the nodes of a segment so that vector nodes need few kernels.
 
-A segment runs in stages. A stage is one launch of a list program, or one kernel that runs several
-vector nodes. `stages` receives the nodes of a segment, and moves vector nodes between launches so
-that they share kernels. `CompiledStep` compiles the stages in the order that `stages` returns.
+A vector node computes with a few numbers, such as norms. A segment runs in stages. A stage is
+either one launch of a list program, or one kernel that runs several vector nodes. `stages` orders
+the nodes of a segment so that many vector nodes share a kernel. `CompiledStep` compiles the stages
+in the order that `stages` returns.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from torchzero_clip.engines.compiled.printers.vectors import (
 
 
 def stages(nodes: Segment, memories: Sequence[VectorMemory]) -> list[Segment]:
-    """Return the nodes of a segment in stages: single launches, and vector nodes between them.
+    """Return the nodes of a segment in stages: single launches, and groups of vector nodes.
 
-    Gap k is the place before launch k. A vector node may run in every gap from the first one after
-    the nodes that it depends on to the last one before a node that depends on it. A kernel is
-    placed only in a gap that is the last one for some node; it runs all nodes that may run there.
+    Vector nodes run in the gaps between launches. Gap k is the place before launch k. A vector node
+    must run after all nodes that it depends on, and before all nodes that depend on it. These rules
+    give a first and a last possible gap for each vector node. A gap has a kernel only if it is the
+    last possible gap of some waiting node. The kernel runs all waiting nodes that are allowed in
+    the gap.
     """
     memory_uses = [_memory_uses(node, memories) for node in nodes]
     launches = [node for node in nodes if isinstance(node, Launched)]
@@ -43,7 +46,7 @@ def stages(nodes: Segment, memories: Sequence[VectorMemory]) -> list[Segment]:
 
 
 def _first_gaps(nodes: Segment, memory_uses: Sequence[tuple[set[int], set[int]]]) -> list[int]:
-    """Return the first gap in which each node may run, after the nodes that it depends on."""
+    """Return the first possible gap of each node, after all nodes that this node depends on."""
     written_in = dict[int, int]()  # by memory, the last gap in which it is written
     read_in = dict[int, int]()
     gaps = list[int]()
@@ -65,7 +68,7 @@ def _first_gaps(nodes: Segment, memory_uses: Sequence[tuple[set[int], set[int]]]
 def _memory_uses(
     node: VectorNode | Launched, memories: Sequence[VectorMemory]
 ) -> tuple[set[int], set[int]]:
-    """Return the memories that a node reads, and the memories that it may write."""
+    """Return the indices of memory that a node reads, and of memory that the node may write."""
     reads = touched(node.given, memories)
     writes = touched([node.out], memories)
     if isinstance(node, Launched):  # its lists of tensors may share memory with other memories
