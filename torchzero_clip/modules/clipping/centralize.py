@@ -14,8 +14,8 @@ class Centralize(NormRule):
 
     u ← u - mean(u)
 
-    The paper takes one mean per output unit. For the layout of torch, (out, in, ...), write
-    `Centralize(dim=0, inverse_dims=True)` (tested against
+    The paper subtracts one mean per output unit. For weights of shape (out, in, ...), as in torch,
+    this is `Centralize(dim=0, inverse_dims=True)` (tested against
     Yonghongwei/Gradient-Centralization).
 
     Args:

@@ -16,8 +16,8 @@ class ClipRMS(NormRule):
 
     u ← u / max(1, RMS(u) / max_rms)
 
-    Adafactor clips u / √v in this way, before its momentum. After `Adam`, this rule measures an
-    update that contains the momentum, which neither Adafactor nor StableAdamW does.
+    Adafactor clips u / √v in this way, before momentum. If you put `ClipRMS` after `Adam`, the rule
+    clips an update that contains the momentum. That differs from Adafactor and StableAdamW.
 
     Args:
         max_rms: The largest root mean square allowed. Default: 1.0.

@@ -1,4 +1,4 @@
-"""DeltaClip: a rule that limits the norm, but never scales by less than delta."""
+"""DeltaClip: a rule that limits the norm, but never multiplies by less than `delta`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torchzero_clip.core.bounds import Fraction, NonNegative
 
 
 class DeltaClip(NormRule):
-    """Norm clipping with a smallest factor: a large update is never scaled by less than `delta`.
+    """Norm clipping with a smallest factor: never multiplies an update by less than `delta`.
 
-    Use it in place of `ClipNorm` if very large gradients should still take larger steps than
-    others. Its convergence is proven for wide networks.
+    Use it in place of `ClipNorm` if a very large gradient should still lead to a larger step. The
+    paper proves convergence for wide networks.
 
     u ← u · min(1, max(delta, max_norm / ‖u‖))
 

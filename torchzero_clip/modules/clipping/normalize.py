@@ -15,8 +15,8 @@ from torchzero_clip.core.bounds import NonNegative
 class Normalize(NormRule):
     """Normalized gradient: scales every update, up or down, to the norm `norm_value`.
 
-    Use it if the length of the gradient should not matter: the learning rate alone decides how
-    long a step is.
+    Use it if the norm of the gradient should not matter. The length of a step then depends only on
+    the learning rate.
 
     u ← u · norm_value / ‖u‖
 
@@ -77,7 +77,7 @@ class Normalize(NormRule):
 
 
 def _factor_of_shape(shape: torch.Size, is_stack: bool, by_shorter_side: bool) -> float:
-    """Return √min(rows, columns), or √rows, for the shape of a matrix or of a stack of matrices."""
+    """Return √min(rows, columns), or √rows, of a matrix or of each matrix in a stack."""
     first = max(len(shape) - 2, 0) if is_stack else 0
     rows = math.prod(shape[first : first + 1])
     columns = math.prod(shape[first + 1 :])

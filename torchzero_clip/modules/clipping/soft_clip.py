@@ -10,10 +10,10 @@ from torchzero_clip.core.bounds import NonNegative
 
 
 class SoftClip(NormRule):
-    """Smooth norm clipping: the norm approaches `max_norm` and never exceeds it.
+    """Smooth norm clipping: the norm approaches `max_norm`, but never exceeds `max_norm`.
 
-    Use it in place of `ClipNorm` if the limit should have no corner. Small updates pass almost
-    unchanged, and every update shrinks a little.
+    Use it in place of `ClipNorm` if the new norm should depend smoothly on the old norm. Every
+    update shrinks, but small updates shrink only a little.
 
     u ← u / (1 + ‖u‖ / max_norm)
 

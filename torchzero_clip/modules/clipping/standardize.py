@@ -1,4 +1,4 @@
-"""Standardize: a rule that sets mean and standard deviation."""
+"""Standardize: a rule that sets the mean to zero and the standard deviation to one."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Standardize(NormRule):
 
     u ← (u - mean(u)) / (std(u) + eps)
 
-    The standard deviation is the unbiased one. An update whose elements are all equal, up to
-    rounding, becomes zeros. A single element passes unchanged.
+    The rule uses the unbiased standard deviation. If all elements of an update are equal, up to
+    rounding, the result is zero. A tensor with a single element passes unchanged.
 
     Args:
         eps: A small number that is added to the standard deviation. Default: 1e-8.
