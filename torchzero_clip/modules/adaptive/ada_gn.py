@@ -25,7 +25,7 @@ class AdaGN(NormRule):
     contains NaN or infinity, the averages m and v of this tensor do not change.
 
     Args:
-        betas: The shares of the averages m and v that are kept per step. Default: (0.7, 0.9).
+        betas: The decay rates of the averages m and v. Default: (0.7, 0.9).
         eps: A small number that is added to the denominator. Default: 1e-8.
         dim: The tensors that share one norm: None for each tensor, "layer", "group" or "global".
             Slices are not supported. Default: None.

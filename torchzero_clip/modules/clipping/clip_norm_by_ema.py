@@ -26,7 +26,7 @@ class ClipNormByEMA(NormRule):
     of this tensor does not change.
 
     Args:
-        beta: The share of the average m that is kept per step. Default: 0.99.
+        beta: The decay rate of the average m. Default: 0.99.
         ord: The norm to measure, as in `ClipNorm`. Default: 2.
         eps: The smallest limit. Default: 1e-6.
         tensorwise: False is the same as `dim="global"`: all tensors share one norm. Default: True.

@@ -24,7 +24,7 @@ class ClipValueByEMA(Transform):
     size. If an element is NaN or infinite, the m of this element does not change.
 
     Args:
-        beta: The share of the average m that is kept per step. Default: 0.99.
+        beta: The decay rate of the average m. Default: 0.99.
         ema_init: The first value of the average: "zeros", or "update" for the first update that the
             rule receives. Default: "zeros".
         ema_tfm: A rule or Chain that receives m and returns the limit, such as `Scale(2.0)`. The

@@ -13,7 +13,7 @@ class NormalizeByEMA(ClipNormByEMA):
     m ← β m + (1 - β) u;   u ← u · max(‖m‖, eps) / ‖u‖
 
     Args:
-        beta: The share of the average m that is kept per step. Default: 0.99.
+        beta: The decay rate of the average m. Default: 0.99.
         ord: The norm to measure, as in `ClipNorm`. Default: 2.
         eps: The smallest norm of a result. Default: 1e-6.
         tensorwise: False is the same as `dim="global"`: all tensors share one norm. Default: True.

@@ -17,7 +17,7 @@ class MaxNorm(NormRule):
 
     w ← w · min(1, max_norm / ‖w‖) after the step: u ← w - (w - u) · min(1, max_norm / ‖w - u‖)
 
-    Weights within the limit keep their step unchanged.
+    If the new weights are within the limit, the step does not change.
 
     Args:
         max_norm: The largest norm of the weights.
@@ -58,7 +58,7 @@ class MaxNorm(NormRule):
 
 
 def project(rule: NormRule, units: Units, limits: Sequence[Tensor | float]) -> None:
-    """Change steps so that the weights meet the limits after them; other steps stay unchanged."""
+    """Change each step after which the weights would not meet their limit. Keep all other steps."""
     steps = iter([bucket.u for bucket in units.buckets])
     ends = [bucket.view(_w_minus_u) for bucket in units.buckets]
     norm = units.norms_of(ends)
@@ -70,10 +70,13 @@ def project(rule: NormRule, units: Units, limits: Sequence[Tensor | float]) -> N
 
 
 def _w_minus_u(u: TensorList, state: State, group: Group) -> TensorList:
-    """Return w - u: the end of a step, or the step that leads to an end."""
+    """Return w - u.
+
+    If u is a step, the result is the new weights. If u is the new weights, the result is the step.
+    """
     return group["params"].to(u.dtype).sub(u)
 
 
 def _step_to(end: TensorList, state: State, group: Group) -> TensorList:
-    """Return the step that leads to `end`, or the old step for units that do not change."""
+    """Return the step from the weights to `end`, or the old step for units that do not change."""
     return _w_minus_u(end, state, group).where(group["moves"], group["step"])

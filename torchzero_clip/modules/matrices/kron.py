@@ -32,7 +32,7 @@ class Kron(TensorwiseTransform):
     and Qᵣ learns in the same way. A vector has one diagonal factor.
 
     Args:
-        beta: The share of the average m that is kept per step. Default: 0.9.
+        beta: The decay rate of the average m. Default: 0.9.
         precond_lr: The learning rate of the factors. Default: 0.1.
         every: The number of steps between two updates of the factors. Default: None, the official
             schedule: every step up to step 501, then less and less often, at last every 34th step.
