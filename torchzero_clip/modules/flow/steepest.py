@@ -1,4 +1,4 @@
-"""Steepest: a rule that scales a direction by how steep the update is along it."""
+"""Steepest: a rule that scales a direction by its inner product with the update."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from torchzero_clip.modules.flow.masked import check_inner, check_keeps
 class Steepest(NormRule):
     """Steepest descent: scales the direction of a transform by the dual norm of the update.
 
-    Use it with `Orthogonalize` or `Sign` if small gradients should make small steps.
+    Use it with `Orthogonalize` or `Sign` if a small gradient should lead to a small step.
 
     u ← ⟨u, d⟩ · d,   d = tfm(u)
 
-    If d is the steepest direction in some norm, ⟨u, d⟩ is the dual norm of u. For `Orthogonalize`
-    it is the sum of the singular values, and for `Sign` the sum of absolute values.
+    If d is the steepest direction in some norm, ⟨u, d⟩ is the dual norm of u. For `Orthogonalize`,
+    the dual norm is the sum of the singular values. For `Sign`, the dual norm is the sum of the
+    absolute values.
 
     Args:
         tfm: The rule or Chain that computes the direction. It must not contain guards, `Freeze` or
