@@ -99,7 +99,7 @@ class Accumulate(Transform, Gate):
             state[key] = FIRST if first else LATER
 
     def _means(self, step: Step, path: str) -> list[Bucket]:
-        """Return buckets with the mean for each parameter that had a gradient in any of the calls."""
+        """Return buckets with the mean for each parameter that had a gradient in any call."""
         states = step.states or {}
 
         def total(p: Tensor) -> Tensor | None:

@@ -75,7 +75,7 @@ class Guard(_StepGuard):
         return buckets
 
     def _raise(self, buckets: list[Bucket]) -> None:
-        """Raise an error with the names of the parameters that have NaN or infinity on some rank."""
+        """Raise an error with the names of parameters that have NaN or infinity on any rank."""
         step = buckets[0].step
         step.notes.host("Guard('raise') waits in each step: take 'skip', or 'assert'")
         bad = ~torch.isfinite(torch.cat([largest(bucket.u.tensors) for bucket in buckets]))

@@ -87,7 +87,7 @@ class SkipSpike(_StepGuard):
         return torch.where(broken, NONFINITE, why)
 
     def _spikes(self, x: Tensor, values: Tensor, sigmas: Any) -> Tensor:
-        """Return whether x is too far above the mean of `values`, in which NaN means "not set yet"."""
+        """Return whether x is too far above the mean of `values`. NaN means "not set yet"."""
         known = values.isfinite()
         values = values.where(known, 0)
         scale = safe_scale(values.abs().amax(dim=-1, keepdim=True))  # squares must not overflow
