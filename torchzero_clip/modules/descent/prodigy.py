@@ -16,8 +16,8 @@ from torchzero_clip.modules.descent import distance
 class Prodigy(Transform):
     """Prodigy: Adam that estimates its own learning rate from the distance to the solution.
 
-    Use it with `LR(1.0)` if you don't want to tune the learning rate (tested against
-    konstmish/prodigy).
+    Use it with `LR(1.0)` if you don't want to tune the learning rate. The chain of `Prodigy` and
+    `LR` is the official Prodigy (tested against konstmish/prodigy).
 
     u ← d m / (√v + d eps);   m and v average d u and (d u)²;   d ← max(d, d_coef · r / ‖s‖₁)
 

@@ -17,7 +17,7 @@ BATCH_ELEMENTS = 2**24  # the largest batch, because a function allocates severa
 
 
 def matrix_shape(rule: Transform, t: Tensor, stacks: bool | None) -> tuple[int, int, int]:
-    """Return the number of matrices in a tensor, and the numbers of rows and columns of a matrix."""
+    """Return the number of matrices in a tensor, and the rows and columns of a matrix."""
     if t.is_complex():
         _refuse(rule, t)
     check_shape(rule, t, stacks)

@@ -23,7 +23,7 @@ def is_due(step: int) -> bool:
 
 @functools.cache
 def _early() -> tuple[frozenset[int], int]:
-    """Return the learning steps before the interval becomes constant, and the last of these steps."""
+    """Return the learning steps before the interval is constant, and the last of these steps."""
     due: set[int] = set()
     since = 0
     step = 0
