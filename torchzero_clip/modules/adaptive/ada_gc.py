@@ -35,8 +35,8 @@ class AdaGC(NormRule):
         beta: The decay rate of the average γ. Default: 0.98.
         warmup_steps: The step that ends the warm-up. Each tensor counts its own steps.
             Default: 100.
-        dim: The tensors that share one norm: None for each tensor, "layer", "group" or "global".
-            Default: None.
+        dim: The tensors that share one norm: None for a separate norm per tensor, or "layer",
+            "group" or "global". Default: None.
 
     Example:
         >>> import torch

@@ -27,8 +27,8 @@ class AdaGN(NormRule):
     Args:
         betas: The decay rates of the averages m and v. Default: (0.7, 0.9).
         eps: A small number that is added to the denominator. Default: 1e-8.
-        dim: The tensors that share one norm: None for each tensor, "layer", "group" or "global".
-            Slices are not supported. Default: None.
+        dim: The tensors that share one norm: None for a separate norm per tensor, or "layer",
+            "group" or "global". Slices are not supported. Default: None.
 
     Example:
         >>> import torch

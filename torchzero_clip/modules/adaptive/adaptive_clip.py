@@ -30,11 +30,11 @@ class AdaptiveClip(AdaptiveRule):
     Args:
         criterion: The criterion: `ZStat`, `EMARatio`, `Quantile`, `EMAQuantile`,
             `GeometricQuantile`, `P2Quantile`, or a custom subclass of `Criterion`.
-        dim: The tensors that share one norm: "global", "group", "layer", or None for each tensor.
-            Default: "global".
+        dim: The tensors that share one norm: "global", "group", "layer", or None for a separate
+            norm per tensor. Default: "global".
         warmup: The rule that clips during the warm-up, or None for no clipping. The rule must have
-            no state, clip the 2-norm, and have the same `dim` or `dim="global"`. Default:
-            `ClipNorm(1.0, dim="global")`.
+            no state, clip the 2-norm, and have the same `dim` or `dim="global"`.
+            Default: `ClipNorm(1.0, dim="global")`.
         warmup_steps: The number of norms that the warm-up covers. Default: 20.
         observe: The norms that the criterion observes: "clipped" for norms after clipping, "raw"
             for norms before clipping, or None for the default of the criterion. Default: None.

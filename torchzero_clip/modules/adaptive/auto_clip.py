@@ -37,8 +37,8 @@ class AutoClip(AdaptiveRule):
         window_size: The number of norms in the window. Default: 1024.
         ema_decay: The decay rate of the running estimate. Default: 0.99.
         warmup_steps: The number of norms that the rule observes before it clips. Default: 20.
-        dim: The tensors that share one norm: "global", "group", "layer", or None for each tensor.
-            Default: "global".
+        dim: The tensors that share one norm: "global", "group", "layer", or None for a separate
+            norm per tensor. Default: "global".
         warmup: The rule that clips during the warm-up, such as `ClipNorm(1.0, dim="global")`, or
             None for no clipping. Default: None.
 

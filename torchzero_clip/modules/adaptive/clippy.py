@@ -18,10 +18,10 @@ class Clippy(NormRule):
     that exceeds its limit the most decides this factor.
 
     Args:
-        relative: The largest change of a weight per step, as a fraction of the weight. Default:
-            0.1.
-        absolute: A constant that is added to the limit, so that a weight at zero can move. Default:
-            1e-7.
+        relative: The largest change of a weight per step, as a fraction of the weight.
+            Default: 0.1.
+        absolute: A constant that is added to the limit, so that a weight at zero can move.
+            Default: 1e-7.
 
     Example:
         >>> import torch

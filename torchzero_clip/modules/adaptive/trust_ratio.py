@@ -23,8 +23,9 @@ class TrustRatio(NormRule):
 
     Args:
         coefficient: The ratio of the norm of the update to the norm of the weight. Default: 1.0.
-        dim: The elements that share one norm, as in `ClipNorm`. Default: None, each tensor.
-        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        dim: The elements that share one norm, with the same choices as in `ClipNorm`.
+            Default: None, one norm per tensor.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
         bounds: The range (low, high) of the factor that multiplies the update.
             Default: (0.0, math.inf).

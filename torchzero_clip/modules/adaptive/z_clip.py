@@ -36,8 +36,8 @@ class ZClip(AdaptiveRule):
         mode: The norm of a clipped spike: "adaptive" for μ + σ t² / z, "mean" for μ, and
             "percentile" for μ + σ t. Default: "adaptive".
         skip_on_spike: If True, the update of a spike becomes zero. Default: False.
-        dim: The tensors that share one norm: "global", "group", "layer", or None for each tensor.
-            Default: "global".
+        dim: The tensors that share one norm: "global", "group", "layer", or None for a separate
+            norm per tensor. Default: "global".
 
     Example:
         >>> import torch

@@ -28,8 +28,8 @@ class ZScoreClip(AdaptiveRule):
         zmax: The number of standard deviations above the mean that a norm may have. Default: 3.0.
         ema_decay: The decay rate of m and v. Default: 0.99.
         warmup_steps: The number of norms that the rule observes before it clips. Default: 20.
-        dim: The tensors that share one norm: "global", "group", "layer", or None for each tensor.
-            Default: "global".
+        dim: The tensors that share one norm: "global", "group", "layer", or None for a separate
+            norm per tensor. Default: "global".
         warmup: The rule that clips during the warm-up, such as `ClipNorm(1.0, dim="global")`, or
             None for no clipping. Default: None.
 

@@ -1,9 +1,9 @@
 """Functions that start and update an average of weights. The rules in this folder share them.
 
 Each parameter counts its own steps. If you unfreeze a parameter late, its average starts in that
-step, at the weights of that step. The weights and the warm-up of the average then start from the
-beginning as well. With one count for the whole model, the average of this parameter would move too
-slowly, and would stay near the frozen weights.
+step, at the weights of that step. The warm-up of the average then starts in that step as well. With
+one count for the whole model, the average of this parameter would move too slowly, and would stay
+near the frozen weights.
 """
 
 from __future__ import annotations

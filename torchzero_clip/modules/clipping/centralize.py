@@ -21,7 +21,7 @@ class Centralize(NormRule):
     Args:
         dim: The elements that share one mean: None for each tensor, an int or ints for each slice
             along these dims, or "layer", "group" or "global". Default: None.
-        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 2.
 
     Example:

@@ -26,10 +26,10 @@ class ClipNorm(NormRule):
         ord: The norm to measure: a number such as 2, or a name such as "l1", "linf", "rms", "std"
             or "mad". Default: 2.
         dim: The elements that share one norm. With None, each tensor has its own norm. With an int
-            or several ints, each slice along these dims has its own norm. With "layer", all tensors
-            of a layer share one norm. With "group", all tensors of a parameter group do. With
-            "global", all tensors on all ranks do. Default: None.
-        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+            or several ints, each slice along these dims has its own norm. With "layer", "group" or
+            "global", one norm covers all tensors of a layer, all tensors of a parameter group, or
+            all tensors on all ranks. Default: None.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
 
     Example:

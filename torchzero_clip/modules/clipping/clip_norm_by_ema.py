@@ -21,7 +21,7 @@ class ClipNormByEMA(NormRule):
 
     The average m starts at zero, so the first steps are short. The norm of step t is about 1 - βᵗ
     times the usual norm. Use `ema_init="update"` to avoid short steps. Per step, ‖m‖ grows at most
-    by the factor `max_ema_growth`. If it would grow more, the rule scales m down. The first
+    by the factor `max_ema_growth`. If ‖m‖ would grow more, the rule scales m down. The first
     increase from zero has no limit. If the update of a tensor contains NaN or infinity, the average
     of this tensor does not change.
 
@@ -29,13 +29,13 @@ class ClipNormByEMA(NormRule):
         beta: The decay rate of the average m. Default: 0.99.
         ord: The norm to measure, as in `ClipNorm`. Default: 2.
         eps: The smallest limit. Default: 1e-6.
-        tensorwise: False is the same as `dim="global"`: all tensors share one norm. Default: True.
+        tensorwise: If False, all tensors share one norm, as with `dim="global"`. Default: True.
         max_ema_growth: The largest factor by which ‖m‖ grows per step, or None for no bound.
             Default: 1.5.
         ema_init: The first value of the average: "zeros", or "update" for the first update that the
             rule receives. Default: "zeros".
-        dim: The tensors that share one norm: None for each tensor, "layer", "group" or "global".
-            Slices are not supported. Default: None.
+        dim: The tensors that share one norm: None for a separate norm per tensor, or "layer",
+            "group" or "global". Slices are not supported. Default: None.
 
     Example:
         >>> import torch

@@ -28,15 +28,14 @@ class ClipNormGrowth(NormRule):
     Args:
         add: The largest increase of the norm per step, as a difference. Default: None, no limit.
         mul: The largest increase of the norm per step, as a factor. Default: 1.5.
-        min_value: The smallest value that `mul` multiplies. It replaces p if p is smaller.
+        min_value: If p is smaller than `min_value`, `mul` multiplies `min_value` instead of p.
             Default: 1e-4.
         max_decay: The largest factor by which p falls per step, or None for no bound.
             Default: 2.0.
         ord: The norm to measure, as in `ClipNorm`. Default: 2.
-        parameterwise: False is the same as `dim="global"`: all tensors share one norm.
-            Default: True.
-        dim: The tensors that share one norm: None for each tensor, "layer", "group" or "global".
-            Slices are not supported. Default: None.
+        parameterwise: If False, all tensors share one norm, as with `dim="global"`. Default: True.
+        dim: The tensors that share one norm: None for a separate norm per tensor, or "layer",
+            "group" or "global". Slices are not supported. Default: None.
 
     Example:
         >>> import torch

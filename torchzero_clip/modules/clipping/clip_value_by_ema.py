@@ -27,11 +27,10 @@ class ClipValueByEMA(Transform):
         beta: The decay rate of the average m. Default: 0.99.
         ema_init: The first value of the average: "zeros", or "update" for the first update that the
             rule receives. Default: "zeros".
-        ema_tfm: A rule or Chain that receives m and returns the limit, such as `Scale(2.0)`. The
-            rule uses the magnitude of the returned values. The average m does not change. The rules
-            inside must return a result for every parameter in every step, so guards, `Freeze`,
-            `Accumulate` and classes with `drops = True` raise an error. Default: None, the limit is
-            m.
+        ema_tfm: A rule or Chain that computes the limit from m, such as `Scale(2.0)`. The limit is
+            the magnitude of the result. The average m does not change. The rules inside must return
+            a result for every parameter in every step, so guards, `Freeze`, `Accumulate` and
+            classes with `drops = True` raise an error. Default: None, the limit is m.
 
     Example:
         >>> import torch

@@ -27,7 +27,7 @@ class ClipValueGrowth(Transform):
     Args:
         add: The largest increase of a magnitude per step, as a difference. Default: None, no limit.
         mul: The largest increase of a magnitude per step, as a factor. Default: 1.5.
-        min_value: The smallest value that `mul` multiplies. It replaces p if p is smaller.
+        min_value: If p is smaller than `min_value`, `mul` multiplies `min_value` instead of p.
             Default: 1e-4.
         max_decay: The largest factor by which p falls per step, or None for no bound.
             Default: 2.0.

@@ -21,8 +21,9 @@ class DeltaClip(NormRule):
         max_norm: The largest norm that passes unchanged.
         delta: The smallest factor that the rule multiplies an update by. Default: 1e-3.
         ord: The norm to measure, as in `ClipNorm`. Default: 2.
-        dim: The elements that share one norm, as in `ClipNorm`. Default: None, each tensor.
-        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        dim: The elements that share one norm, with the same choices as in `ClipNorm`.
+            Default: None, one norm per tensor.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
 
     Example:

@@ -26,8 +26,9 @@ class Normalize(NormRule):
         norm_value: The norm of every result. Default: 1.0.
         ord: The norm to measure: a number such as 2, or a name such as "l1", "linf", "rms", "std"
             or "mad". Default: 2.
-        dim: The elements that share one norm, as in `ClipNorm`. Default: None, each tensor.
-        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        dim: The elements that share one norm, with the same choices as in `ClipNorm`.
+            Default: None, one norm per tensor.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
         per_shape: A factor for `norm_value` that depends on the shape of a matrix. "sqrt_min" is
             √min(rows, columns), the norm of a matrix with orthonormal rows or columns. "sqrt_rows"

@@ -21,9 +21,9 @@ class Standardize(NormRule):
 
     Args:
         eps: A small number that is added to the standard deviation. Default: 1e-8.
-        dim: The elements that share one mean and standard deviation, as in `ClipNorm`.
-            Default: None, each tensor.
-        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        dim: The elements that share one mean and one standard deviation, with the same choices as
+            in `ClipNorm`. Default: None, which treats each tensor separately.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 2.
 
     Example:

@@ -13,8 +13,8 @@ from torchzero_clip.core.torch_private import fused
 class Adam(Transform):
     """Adam: momentum divided by the root of the average squared gradient.
 
-    `Adam` is the usual choice for most models. With `WeightDecay` after it this is AdamW (tested
-    against torch).
+    `Adam` is the usual choice for most models. With `WeightDecay` after it, this is AdamW
+    (tested against torch).
 
     m ← β₁ m + (1 - β₁) u;   v ← β₂ v + (1 - β₂) u²;   u ← m̂ / (√v̂ + eps)
 

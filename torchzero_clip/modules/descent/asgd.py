@@ -24,7 +24,7 @@ class ASGD(Transform):
         lr: The first step size. If you change `lr`, the change acts one step later. Default: 1e-2.
         lambd: The factor of the weights that are added to the gradient. It also sets how fast the
             steps shrink. Default: 1e-4.
-        alpha: The power in the formula of η. A larger power shrinks the steps faster.
+        alpha: The exponent in the formula of η. A larger exponent shrinks the steps faster.
             Default: 0.75.
         t0: The step after which averaging starts. Default: 1e6.
 

@@ -24,8 +24,8 @@ class Hyperball(NormRule):
     yet. It also does not change the step of a weight with a single element.
 
     Args:
-        dim: The tensors that share one norm: None for each tensor, "layer", "group" or "global".
-            Slices are not supported. Default: None.
+        dim: The tensors that share one norm: None for a separate norm per tensor, or "layer",
+            "group" or "global". Slices are not supported. Default: None.
 
     Example:
         >>> import torch

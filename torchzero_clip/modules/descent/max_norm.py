@@ -23,10 +23,10 @@ class MaxNorm(NormRule):
         max_norm: The largest norm of the weights.
         ord: The norm to measure: a number such as 2, or a name such as "l1", "linf", "rms", "std"
             or "mad". Default: 2.
-        dim: The elements that share one norm, as in `ClipNorm`. `dim=1` measures each row of a
-            matrix. Default: None, each tensor.
-        inverse_dims: If True, slices run along all dims except `dim`. `dim=0` then measures each
-            output unit. Default: False.
+        dim: The elements that share one norm, with the same choices as in `ClipNorm`. With `dim=1`,
+            each row of a matrix has its own norm. Default: None, one norm per tensor.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. With `dim=0`, each
+            output unit then has its own norm. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
 
     Example:

@@ -27,7 +27,7 @@ class QKClip(Transform):
             parameter, or None. If the parameter has both queries and keys, it returns a list of
             `Heads`. The rule calls the function in every step.
         tau: The largest allowed logit. Larger logits shrink the weights. Default: 100.0.
-        alpha: α, which divides the factor γ between queries and keys. Default: 0.5.
+        alpha: α, the exponent of γ for queries. The exponent for keys is 1 - α. Default: 0.5.
 
     Example:
         >>> import torch

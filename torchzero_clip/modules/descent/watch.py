@@ -28,7 +28,7 @@ class Watch(NormRule):
     Args:
         dim: The elements that share one norm, as in `ClipNorm`: None for each tensor, "layer",
             "group", "global", or the dims of slices. Default: None.
-        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
         every: Compute the metrics every `every` steps. In other steps, `metrics()` does not contain
             them. Steps that a guard skips count as well. Default: 1.
 

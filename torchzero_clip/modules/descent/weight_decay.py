@@ -22,7 +22,7 @@ class WeightDecay(Transform):
     u ← u + weight_decay · w
 
     Args:
-        weight_decay: The factor of the parameter in the formula.
+        weight_decay: The factor that multiplies the parameter in the formula.
         cautious: If True, only elements with u · w ≥ 0 decay. These are the elements that the
             update shrinks anyway. Default: False.
         follows_lr: If True, the decay is multiplied by lr / (the largest lr so far). `LR` also

@@ -24,8 +24,7 @@ class Noise(Transform):
 
     Args:
         eta: η, the variance of the noise in the first step.
-        gamma: γ, the power in the formula of the variance. A larger γ reduces the noise faster.
-            Default: 0.55.
+        gamma: γ, the exponent in the formula. A larger γ reduces the noise faster. Default: 0.55.
         seed: The seed of the generator. Default: 0.
 
     Example:

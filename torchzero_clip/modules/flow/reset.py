@@ -35,7 +35,7 @@ class Reset(Transform):
     Args:
         tfm: The rule or Chain whose state is reset.
         every: Reset the state in each step whose number, counted from 1, is a multiple of `every`.
-        warmup: For this number of steps after a reset, updates are scaled down. Default: 0.
+        warmup: The number of steps after a reset in which updates are scaled down. Default: 0.
         keep: The names of states that are not reset. With `keep=("step",)` the count of `Adam`
             continues, so its bias correction does not restart. Default: (), reset all state.
 

@@ -24,9 +24,9 @@ class Steepest(NormRule):
     Args:
         tfm: The rule or Chain that computes the direction. It must not contain guards, `Freeze` or
             `Accumulate`.
-        dim: The elements that share one product ⟨u, d⟩, as in `ClipNorm`. Default: None, each
-            tensor.
-        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        dim: The elements that share one product ⟨u, d⟩, with the same choices as in `ClipNorm`.
+            Default: None, one product per tensor.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` keep d unscaled. Default: 1.
 
     Example:

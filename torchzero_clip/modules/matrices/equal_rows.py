@@ -23,8 +23,8 @@ class EqualRows(NormRule):
 
     Args:
         stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
-            one matrix of shape (first, rest). None raises an error. A tensor with four or more dims
-            is one matrix of shape (first, rest), or an error with True. Default: None.
+            one matrix of shape (first, rest). None raises an error. With four or more dims, a
+            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
 
     Example:
         >>> import torch

@@ -48,8 +48,8 @@ class Kron(TensorwiseTransform):
         stagger: If True, different parameters update their factors in different steps, so that all
             steps take equally long. Default: False.
         stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
-            one matrix of shape (first, rest). None raises an error. A tensor with four or more dims
-            is one matrix of shape (first, rest), or an error with True. Default: None.
+            one matrix of shape (first, rest). None raises an error. With four or more dims, a
+            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
         blocks: The blocks of rows of fused matrices, as in `Orthogonalize`. Each block has its own
             factors. Default: None, no blocks.
 

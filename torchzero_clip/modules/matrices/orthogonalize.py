@@ -39,8 +39,8 @@ class Orthogonalize(TensorwiseTransform):
         scale: The factor of the result for a matrix of shape (A, B): "original" is √max(1, A / B),
             "match_rms_adamw" is 0.2 · √max(A, B), and None is 1. Default: None.
         stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
-            one matrix of shape (first, rest). None raises an error. A tensor with four or more dims
-            is one matrix of shape (first, rest), or an error with True. Default: None.
+            one matrix of shape (first, rest). None raises an error. With four or more dims, a
+            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
         blocks: The blocks of rows of fused matrices, such as the heads of a fused QKV weight. The
             rule orthogonalizes each block separately. A dict maps a name or regular expression to a
             number of equal blocks, or to the rows of each block. A function of name and tensor

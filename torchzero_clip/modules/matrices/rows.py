@@ -37,8 +37,8 @@ class Rows(TensorwiseTransform):
             rows if the matrix has more rows than columns. With "rows", as in Dion3 before
             `NeuronNorm`, the rule always uses rows. Default: "shorter".
         stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
-            one matrix of shape (first, rest). None raises an error. A tensor with four or more dims
-            is one matrix of shape (first, rest), or an error with True. Default: None.
+            one matrix of shape (first, rest). None raises an error. With four or more dims, a
+            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
         blocks: The blocks of rows of fused matrices, as in `Orthogonalize`. The share applies to
             each block. Default: None, no blocks.
 

@@ -27,8 +27,8 @@ class ScaleByShape(Transform):
         by: The factor that depends on the shape: "sqrt_ratio" for √(rows / columns), or
             "inverse_columns" for 1 / columns. Default: "sqrt_ratio".
         stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
-            one matrix of shape (first, rest). None raises an error. A tensor with four or more dims
-            is one matrix of shape (first, rest), or an error with True. Default: None.
+            one matrix of shape (first, rest). None raises an error. With four or more dims, a
+            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
 
     Example:
         >>> import torch
