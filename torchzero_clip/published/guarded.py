@@ -109,7 +109,7 @@ def spam(
     warmup: int = 150,
     wait: int = 20,
 ) -> Chain:
-    """Run Adam after a clipping of element spikes, and reset the state of both regularly.
+    """Clip spikes of single elements, run Adam, and reset the state of both regularly (SPAM).
 
     A reset does not change the step count. Weight decay uses the weights after the step.
 
@@ -133,7 +133,7 @@ def stable_spam(
     every: int = 1000,
     past_only: bool = False,
 ) -> Chain:
-    """Clip elements and scale norms before AdamW, and reset the state of AdamW regularly.
+    """Clip elements and scale norms, run AdamW, and reset the state of AdamW regularly.
 
     With `past_only=True`, a spike does not raise its own limit.
 

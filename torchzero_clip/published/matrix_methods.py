@@ -216,8 +216,8 @@ def dion2(
 ) -> Chain:
     """Run Muon on a fraction of the rows, or of the columns if there are fewer. For matrices only.
 
-    Before the learning rate, an update as a matrix maps vectors with mean square 1 to vectors with
-    a mean square of at most about 1. Choose `lr` for updates of this size.
+    `lr` multiplies updates with an operator norm of about 1, if the norm of a vector is its root
+    mean square.
 
     Reference:
         Ahn et al., Dion2; microsoft/dion, `dion/dion2.py`.
@@ -236,8 +236,8 @@ def nordion2(
 ) -> Chain:
     """Run NorMuon on the rows with the largest momentum in each step. For matrices only.
 
-    Before the learning rate, an update as a matrix maps vectors with mean square 1 to vectors with
-    a mean square of at most about 1. Choose `lr` for updates of this size.
+    `lr` multiplies updates with an operator norm of about 1, if the norm of a vector is its root
+    mean square.
 
     Reference:
         microsoft/dion, `dion/nordion2.py`, with `selection_scope="global"`.

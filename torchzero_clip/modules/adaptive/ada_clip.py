@@ -20,9 +20,9 @@ class AdaClip(NormRule):
 
     uᵢ ← uᵢ · M̂ / ‖u‖∞ where |uᵢ| > M̂;   M ← θ M + (1 - θ) ‖u‖∞
 
-    For each tensor, M is an average of the largest magnitude of past gradients. M̂ is M with bias
-    correction. Gradients that are zero do not change M. Before the first nonzero gradient there is
-    no limit. If a gradient contains NaN or infinity, the M of this tensor does not change.
+    For each tensor, M is a running average of the largest magnitude. M̂ is M with bias correction.
+    Gradients that are zero do not change M. Before the first nonzero gradient there is no limit. If
+    a gradient contains NaN or infinity, the M of this tensor does not change.
 
     Args:
         theta: The decay rate of the average M. Default: 0.999.

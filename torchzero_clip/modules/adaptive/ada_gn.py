@@ -13,7 +13,7 @@ from torchzero_clip.modules.adaptive.criterion import blend, blend_squares
 
 
 class AdaGN(NormRule):
-    """Adaptive gradient normalization: the new norm is the average of past norms over their RMS.
+    """Adaptive gradient normalization: the new norm is the average norm divided by the RMS norm.
 
     Use `AdaGN` after `AdaClip` and before `Adam`. The three rules together are the method
     Stable-SPAM.

@@ -26,7 +26,7 @@ class AGC(NormRule):
         clipping: The largest ratio of the norm of the update to the norm of the weight.
             Default: 0.01.
         eps: The smallest ‖w‖ in the formula, so that a weight at zero can move. Default: 1e-3.
-        exclude_1d: If True, parameters with fewer than two dims pass unchanged. `exclude_1d` needs
+        exclude_1d: If True, parameters with fewer than two dims pass unchanged. This needs
             `dim="unit"` or `dim=None`. Default: False.
         dim: The elements that share one norm: "unit", or another scope as in `ClipNorm`.
             Default: "unit".

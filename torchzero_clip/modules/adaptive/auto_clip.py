@@ -1,4 +1,4 @@
-"""AutoClip: a rule that limits the norm to a high value of the past norms."""
+"""AutoClip: a rule that limits the norm. The limit is a statistic of past norms."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ class SpikeClip(Transform):
 
     u ← sign(u) · min(|u|, √(θ v));   v ← β v + (1 - β) u²
 
-    Here v is a running average of the square of each element, measured after clipping. As long as
-    the v of an element is zero, the element has no limit. If an element is NaN or infinite, the v
-    of the element does not change.
+    Here v is a running average of the square of each element, measured after clipping. As long as v
+    is zero, the element has no limit. If an element is NaN or infinite, the v of the element does
+    not change.
 
     Args:
         threshold: θ, the largest ratio of the square of an element to v. Default: 5000.0.

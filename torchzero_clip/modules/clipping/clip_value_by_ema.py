@@ -14,7 +14,7 @@ from torchzero_clip.core.transform import dropping
 
 
 class ClipValueByEMA(Transform):
-    """Value clipping without a threshold: the limit of an element is its average past magnitude.
+    """Value clipping without a threshold: the limit of an element is its average magnitude.
 
     Use it if single elements spike and you don't know a good threshold.
 

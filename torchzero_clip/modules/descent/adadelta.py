@@ -19,7 +19,7 @@ class Adadelta(Transform):
 
     Args:
         rho: The decay rate of the averages v and d. Default: 0.9.
-        eps: A small number that is added to both averages. The first step is about as large as
+        eps: A small number that is added to both averages. The size of the first step is about
             √eps. Default: 1e-6.
 
     Example:

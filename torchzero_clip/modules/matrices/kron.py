@@ -43,7 +43,7 @@ class Kron(TensorwiseTransform):
             means the longer side, or the columns of a square matrix. "all" means all sides. None
             means no more sides. Default: None.
         initial: The initial scale of the product of both factors. Default: 1.0.
-        eps: The size of the noise that is added to m̂ when the factors learn. It limits the
+        eps: The size of the noise that is added to m̂ when the factors learn. The noise limits the
             factors: they multiply by at most 1 / eps. Default: 1e-12.
         stagger: If True, different parameters update their factors in different steps, so that all
             steps take equally long. Default: False.
