@@ -22,8 +22,8 @@ class GeometricQuantile(Criterion):
 
     Here n is the norm of the step, Q is the limit, and [n ≤ Q] is 1 if n is at most Q and 0 if not.
     Q starts at the mean of the warm-up, or at the first norm. Q converges to a value such that a
-    fraction q of the norms is at most Q. If Q is too high by a factor J, Q returns after log J /
-    (rate · (1 - q)) steps.
+    fraction q of the norms is at most Q. If Q is too high by a factor J, Q returns after
+    log J / (rate · (1 - q)) steps.
 
     Args:
         q: The quantile, from 0 to 1. Default: 0.5.

@@ -16,7 +16,7 @@ from torchzero_clip.core.state import averages_of
 class AdEMAMix(Transform):
     """AdEMAMix: Adam with a second, much slower average of the gradients.
 
-    Use it for long runs, in which very old gradients still help. Its state has one more tensor per
+    Use it for long runs, in which very old gradients still help. The state has one more tensor per
     parameter than the state of `Adam`.
 
     u ← (m̂ + alpha · s) / (√v̂ + eps);   s ← β₃ s + (1 - β₃) u

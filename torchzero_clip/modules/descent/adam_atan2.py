@@ -17,7 +17,7 @@ class AdamAtan2(Transform):
     u ← a · atan2(m̂, b √v̂)
 
     Here m̂ and v̂ are the averages of `Adam`. If m̂ is small compared with b √v̂, the result is
-    close to a · m̂ / (b √v̂). It is at most a · π / 2. If m̂ and v̂ are 0, the result is 0.
+    close to a · m̂ / (b √v̂). The result is at most a · π / 2. If m̂ and v̂ are 0, the result is 0.
 
     Args:
         betas: The decay rates of the averages m and v. Default: (0.9, 0.99).

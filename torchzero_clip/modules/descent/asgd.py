@@ -17,8 +17,8 @@ class ASGD(Transform):
     u ← η (u + lambd · w);   a ← a + μ (w - u - a);   η ← lr / (1 + lambd · lr · t)^alpha
 
     The average a is stored in `opt.state[p]["ASGD/ax"]`. Up to step t0 the average is equal to the
-    weights. After that it is the mean of the weights since step t0, with μ = 1 / max(1, t - 1 -
-    t0).
+    weights. After that, the average is the mean of the weights since step t0, with
+    μ = 1 / max(1, t - 1 - t0).
 
     Args:
         lr: The first step size. If you change `lr`, the change acts one step later. Default: 1e-2.

@@ -28,7 +28,7 @@ class DAdaptAdam(Transform):
 
     Args:
         lr: A factor that multiplies the estimated learning rate d. Default: 1.0.
-        betas: The decay rates of the averages m and v. For s and r it is √β₂.
+        betas: The decay rates of the averages m and v. The decay rate of s and r is √β₂.
             Default: (0.9, 0.999).
         eps: A small number that is added to the denominators. Default: 1e-8.
         weight_decay: The factor of the weight decay: `weight_decay` · lr d w is added to the
@@ -39,8 +39,8 @@ class DAdaptAdam(Transform):
             Default: False.
         d0: The first value of d. Default: 1e-6.
         growth_rate: The largest factor by which d grows per step. Default: math.inf.
-        layer_scale: A factor for a parameter group. It multiplies the steps of the group, and the
-            contribution of the group to the estimate. Default: 1.0.
+        layer_scale: A factor for a parameter group. The factor multiplies the steps of the group
+            and the contribution of the group to the estimate. Default: 1.0.
 
     Example:
         >>> import torch

@@ -11,7 +11,7 @@ from torchzero_clip.core.tensor_kinds import wide
 
 
 class Heads(NamedTuple):
-    """The rows of a weight or bias that make queries or keys, in groups called heads, for `QKClip`.
+    """A description of the heads in a weight or bias that makes queries or keys, for `QKClip`.
 
     Attributes:
         role: What the rows make: "query" or "key".
@@ -19,9 +19,9 @@ class Heads(NamedTuple):
             heads of queries share one head of keys, the vector has one element per head of keys.
             The rows of these queries must then be next to each other.
         last: The number of rows at the end of each head that are not ordinary query or key rows, as
-            in latent attention. For queries, these rows hold the position. They multiply a key that
-            all heads share, so `QKClip` multiplies them by the whole factor γ. For keys, these rows
-            are the values. They do not change.
+            in latent attention. For queries, these rows hold the position. All heads share one key
+            for the position, so `QKClip` multiplies these query rows by the whole factor γ. For
+            keys, these rows are the values, and `QKClip` does not change them.
         rows: The range of the rows, if the parameter also has other rows: the first row, and the
             row after the last row.
     """

@@ -24,8 +24,8 @@ def largest_logits(
             receives them.
         key: The keys, of shape (..., heads, length, dim). The number of heads of `key` must divide
             the number of heads of `query`. Consecutive heads of queries share one head of keys.
-        scale: The factor that multiplies each product of a query and a key. Default: None, 1 /
-            √dim.
+        scale: The factor that multiplies each product of a query and a key. Default: None,
+            1 / √dim.
         causal: If True, a query ignores the keys after its position. Default: False.
         block: The number of queries, and of keys, in a block. Default: 1024.
 

@@ -33,9 +33,9 @@ class KLBasis(SOAPBasis):
 
     L ← β L + (1 - β) u R⁻¹ uᵀ / columns;   R ← β R + (1 - β) uᵀ L⁻¹ u / rows;   Qₗ, Qᵣ as there
 
-    Here Qₗ and Qᵣ are eigenvectors of L and R, as in `SOAPBasis`. L⁻¹ stands for Qₗ diag(1 / λ)
-    Qₗᵀ. In every step, the rule rotates the update into both bases, whitens the other side, and
-    squares the result. The values λ are running averages of these squares.
+    Here Qₗ and Qᵣ are eigenvectors of L and R, as in `SOAPBasis`. L⁻¹ stands for
+    Qₗ diag(1 / λ) Qₗᵀ. In every step, the rule rotates the update into both bases, whitens the
+    other side, and squares the result. The values λ are running averages of these squares.
 
     Args:
         beta: The decay rate of the averages. None uses the second value of `betas` of the nearest
