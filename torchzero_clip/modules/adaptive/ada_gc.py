@@ -26,8 +26,8 @@ class AdaGC(NormRule):
     change γ.
 
     Suppose the norm rises by a factor J and stays at the new level. Then γ grows by at most the
-    factor β + (1 - β) · rel per step. At this rate, γ reaches the new level after log J / log(β +
-    (1 - β) rel) steps.
+    factor β + (1 - β) · rel per step. At this rate, γ reaches the new level after
+    log J / log(β + (1 - β) rel) steps.
 
     Args:
         rel: The largest ratio of a norm to γ. Default: 1.05.

@@ -20,9 +20,9 @@ class CAME(NormRule):
 
     m ← β₁ m + (1 - β₁) ũ;   ũ = u / √V / max(1, RMS(u / √V) / threshold);   u ← m / √S
 
-    V is the running average of u² + ε₁, with decay rate β₂. S is the running average of (ũ - m)² +
-    ε₂, with decay rate β₃. For tensors with fewer than two dims, the state stores the whole V, and
-    S is 1.
+    V is the running average of u² + ε₁, with decay rate β₂. S is the running average of
+    (ũ - m)² + ε₂, with decay rate β₃. For tensors with fewer than two dims, the state stores the
+    whole V, and S is 1.
 
     Args:
         betas: The decay rates of the averages m, V and S. Default: (0.9, 0.999, 0.9999).

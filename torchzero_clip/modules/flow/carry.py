@@ -16,7 +16,8 @@ class Carry(Transform):
 
     u ← tfm(u + c);   c ← u + c - tfm(u + c)
 
-    Here c is the clipped part. If an element of c would become NaN or infinite, it does not change.
+    Here c is the clipped part. If an element of c would become NaN or infinite, the element does
+    not change.
 
     Args:
         tfm: The rule or Chain that clips. It must not contain guards, `Freeze` or `Accumulate`.

@@ -1,4 +1,4 @@
-"""SkipLarge: a guard that skips steps with too large gradients."""
+"""SkipLarge: a guard that skips steps whose gradient norm is too large."""
 
 from __future__ import annotations
 
