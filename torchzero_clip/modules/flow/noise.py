@@ -67,7 +67,7 @@ class Noise(Transform):
         return buckets
 
     def _draw(self, bucket: Bucket, generator: torch.Generator) -> list[Tensor]:
-        """Return normal noise for every parameter: the part of the noise that belongs to this rank."""
+        """Return normal noise for every parameter: the part that belongs to this rank."""
         kind: Any = {"dtype": bucket.u.dtype, "device": bucket.device}
         drawn = [torch.empty(p.shape, **kind) for p in bucket.originals]
         return bucket.parts([t.normal_(generator=generator) for t in drawn])
