@@ -12,8 +12,8 @@ from torchzero_clip.core.state import averages_of
 class Adan(Transform):
     """Adan: Adam with a third average: the average change from one gradient to the next.
 
-    The average change helps to predict the next gradient, as in Nesterov momentum. The state has
-    two more tensors per parameter than the state of `Adam`.
+    The average change helps to predict the next gradient. Nesterov momentum does the same. The
+    state has two more tensors per parameter than the state of `Adam`.
 
     u ← (m̂ + β₂ d̂) / (√n̂ + eps);   m, d and n average u, u - p and (u + β₂ (u - p))²
 
