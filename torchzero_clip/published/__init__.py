@@ -1,4 +1,4 @@
-"""Methods that people know by name, each a chain of links."""
+"""Published methods, such as AdamW and Muon. Each function returns a method as a chain of links."""
 
 from torchzero_clip.published import (
     adamw_averages,

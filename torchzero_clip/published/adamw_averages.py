@@ -1,4 +1,4 @@
-"""AdamW with other averages of the gradient."""
+"""Variants of AdamW with a different average of the gradient."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ def mars_adamw(
     weight_decay: float = 0.0,
     gamma: float = 0.025,
 ) -> Chain:
-    """Run AdamW on gradients that extrapolate their last change, each tensor clipped to norm 1.
+    """Run AdamW on gradients plus a multiple of their last change, each tensor clipped to norm 1.
 
-    The paper uses this method for matrices, and AdamW with a separate learning rate for vectors.
+    The paper uses this method for matrices. For vectors, the paper uses AdamW with a separate
+    learning rate.
 
     Reference:
         Yuan et al., "MARS: unleashing the power of variance reduction for training large models",
@@ -39,7 +40,7 @@ def ademamix(
     alpha_warmup: int | None = None,
     beta3_warmup: int | None = None,
 ) -> Chain:
-    """Add a second average of gradients, over ten thousand steps, to AdamW.
+    """Run AdamW with a second, much slower average of gradients (over about ten thousand steps).
 
     Reference:
         Pagliardini et al., "The AdEMAMix optimizer: better, faster, older", arXiv 2409.03137.

@@ -29,7 +29,7 @@ def sgd(
     weight_decay: float = 0.0,
     nesterov: bool = False,
 ) -> Chain:
-    """Follow the gradient, or with momentum a running sum of gradients.
+    """Step along the gradient, or along a running sum of gradients if `momentum` is not 0.
 
     Reference:
         Sutskever, Martens, Dahl, Hinton, "On the importance of initialization and momentum in deep
@@ -101,7 +101,7 @@ def adamw(
     weight_decay: float = 1e-2,
     amsgrad: bool = False,
 ) -> Chain:
-    """Combine Adam with a weight decay that does not enter the averages of gradients.
+    """Run Adam with decoupled weight decay: the decay is not part of the averages of gradients.
 
     Reference:
         Loshchilov, Hutter, "Decoupled weight decay regularization", arXiv 1711.05101;
@@ -119,7 +119,7 @@ def nadam(
     momentum_decay: float = 4e-3,
     decoupled_weight_decay: bool = False,
 ) -> Chain:
-    """Combine Adam with Nesterov momentum; with `decoupled_weight_decay=True` it is NAdamW.
+    """Run Adam with Nesterov momentum, or NAdamW with `decoupled_weight_decay=True`.
 
     Reference:
         Dozat, "Incorporating Nesterov momentum into Adam", ICLR 2016 workshop; torch.optim.NAdam.
@@ -135,7 +135,7 @@ def radam(
     weight_decay: float = 0.0,
     decoupled_weight_decay: bool = False,
 ) -> Chain:
-    """Use momentum until the second moment is reliable, and Adam from then on.
+    """Run momentum without division until the second moment is reliable, and then Adam.
 
     Reference:
         Liu et al., "On the variance of the adaptive learning rate and beyond", arXiv 1908.03265;
@@ -145,7 +145,7 @@ def radam(
 
 
 def _decayed(direction: Transform, weight_decay: float, decoupled: bool, lr: float) -> Chain:
-    """Return a chain in which weight decay comes before the direction, or after it if decoupled."""
+    """Return a chain with weight decay before the direction, or after it if decoupled."""
     decay = WeightDecay(weight_decay)
     if decoupled:
         return Chain(direction, decay, LR(lr))
@@ -159,7 +159,7 @@ def adamax(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
 ) -> Chain:
-    """Divide momentum by a decaying maximum of the gradient's magnitude.
+    """Divide momentum by the largest recent magnitude of the gradient.
 
     Reference:
         Kingma, Ba, "Adam: a method for stochastic optimization", arXiv 1412.6980;
@@ -172,7 +172,7 @@ def adamax(
 def adadelta(
     lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0
 ) -> Chain:
-    """Scale the gradient by the ratio of recent step sizes to recent gradient sizes.
+    """Scale the gradient by the ratio of the RMS of recent steps to the RMS of recent gradients.
 
     Reference:
         Zeiler, "Adadelta: an adaptive learning rate method", arXiv 1212.5701; torch.optim.Adadelta.
@@ -186,7 +186,7 @@ def rprop(
     etas: tuple[float, float] = (0.5, 1.2),
     step_sizes: tuple[float, float] = (1e-6, 50.0),
 ) -> Chain:
-    """Adapt a step size for every element to the signs of its gradients; for full batches.
+    """Adapt the step size of every element to the signs of its gradients, with full batches.
 
     Reference:
         Riedmiller, Braun, "A direct adaptive method for faster backpropagation learning: the RPROP
@@ -203,7 +203,7 @@ def asgd(
     t0: float = 1e6,
     weight_decay: float = 0.0,
 ) -> Chain:
-    """Take steps that shrink, and keep an average of the weights.
+    """Run gradient descent with shrinking steps, and keep an average of the weights.
 
     Reference:
         Polyak, Juditsky, "Acceleration of stochastic approximation by averaging", SIAM Journal on
@@ -220,7 +220,7 @@ def adafactor(
     d: float = 1.0,
     weight_decay: float = 0.0,
 ) -> Chain:
-    """Use second moments of rows and columns, no momentum, and steps relative to the weights.
+    """Run Adafactor: second moments per row and column, and steps relative to the weights.
 
     Reference:
         Shazeer, Stern, "Adafactor: adaptive learning rates with sublinear memory cost",

@@ -1,4 +1,4 @@
-"""Methods that train some weights and evaluate others, such as an average of them."""
+"""Methods that keep a second copy of the weights, such as averaged weights for evaluation."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def schedule_free_adamw(
     r: float = 0.0,
     weight_lr_power: float = 2.0,
 ) -> Chain:
-    """Replace the momentum and the schedule of AdamW by an average of weights.
+    """Run AdamW with an average of the weights in place of the momentum and the schedule.
 
-    For a warm-up, schedule `lr` to rise and then to stay constant.
+    For a warm-up, use a schedule that increases `lr` and then keeps `lr` constant.
 
     Reference:
         Defazio et al., "The road less scheduled", arXiv 2405.15682.
@@ -63,9 +63,9 @@ def schedule_free_sgd(
     r: float = 0.0,
     weight_lr_power: float = 2.0,
 ) -> Chain:
-    """Replace the momentum and the schedule of SGD by an average of weights.
+    """Run SGD with an average of the weights in place of the momentum and the schedule.
 
-    For a warm-up, schedule `lr` to rise and then to stay constant.
+    For a warm-up, use a schedule that increases `lr` and then keeps `lr` constant.
 
     Reference:
         Defazio et al., "The road less scheduled", arXiv 2405.15682.
@@ -100,7 +100,7 @@ def lookahead_adam(
     k: int = 6,
     alpha: float = 0.5,
 ) -> Chain:
-    """Run Adam and pull its weights back to slow weights every k steps.
+    """Run Adam, and return the weights to slow weights every `k` steps.
 
     Reference:
         Zhang et al., "Lookahead optimizer: k steps forward, 1 step back", arXiv 1907.08610.

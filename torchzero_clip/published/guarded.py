@@ -1,4 +1,4 @@
-"""Variants of AdamW, each with one addition."""
+"""Variants of AdamW. Each variant adds one change to the gradient, the update or the decay."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def grams(
     eps: float = 1e-6,
     weight_decay: float = 0.0,
 ) -> Chain:
-    """Combine the step sizes of AdamW with the signs of the gradient.
+    """Run AdamW, and replace the sign of each element of the step by the sign of the gradient.
 
     Reference:
         Cao et al., "Grams: gradient descent with adaptive momentum scaling", arXiv 2412.17107.
@@ -47,12 +47,12 @@ def adamc(
     eps: float = 1e-8,
     weight_decay: float = 0.0,
 ) -> Chain:
-    """Let weight decay fall with the square of the schedule, for weights before a normalization.
+    """Run AdamW with a decay that follows the square of the schedule, for normalized layers.
 
-    The decay is multiplied by lr divided by the largest lr so far, which is 1 during a warm-up.
-    pytorch_optimizer divides by the initial lr instead. At a tenth of that rate, early in a
-    warm-up, its decay is therefore a tenth of the decay here. Give other weights a separate group
-    with `weight_decay=0`, or use `Masked` for another decay.
+    The decay is multiplied by lr / (the largest lr so far). During a warm-up, this ratio is 1.
+    pytorch_optimizer divides by the initial lr instead. Early in a warm-up, when lr is a tenth of
+    the initial lr, the decay of pytorch_optimizer is therefore a tenth of the decay here. For other
+    weights, use a separate group with `weight_decay=0`, or use `Masked` with a different decay.
 
     Reference:
         Defazio, "Why gradients rapidly increase near the end of training", arXiv 2506.02285;
@@ -89,7 +89,7 @@ def stable_adamw(
     eps: float = 1e-6,
     weight_decay: float = 1e-2,
 ) -> Chain:
-    """Shorten AdamW's steps, decay included, if gradients are larger than their average.
+    """Run AdamW with shorter steps, including decay, if gradients are larger than their average.
 
     Reference:
         Wortsman et al., "Stable and low-precision training for large-scale vision-language models",
@@ -109,9 +109,9 @@ def spam(
     warmup: int = 150,
     wait: int = 20,
 ) -> Chain:
-    """Clip spikes of single elements before Adam, and reset both regularly.
+    """Clip spikes of single elements, run Adam, and reset the state of both regularly (SPAM).
 
-    A reset keeps the step count. Weight decay uses the weights after the step.
+    A reset does not change the step count. Weight decay uses the weights after the step.
 
     Reference:
         Huang et al., "SPAM: spike-aware Adam with momentum reset for stable LLM training",
@@ -133,9 +133,9 @@ def stable_spam(
     every: int = 1000,
     past_only: bool = False,
 ) -> Chain:
-    """Clip elements and damp norms before AdamW, whose state is reset regularly.
+    """Clip elements and scale norms, run AdamW, and reset the state of AdamW regularly.
 
-    With `past_only=True` a spike does not raise the bound to which it is clipped.
+    With `past_only=True`, a spike does not raise its own limit.
 
     Reference:
         Huang et al., "Stable-SPAM: how to train in 4-bit more stably than 16-bit Adam",

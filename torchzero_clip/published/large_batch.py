@@ -16,11 +16,11 @@ def lars(
     trust_coefficient: float = 1e-3,
     nesterov: bool = False,
 ) -> Chain:
-    """Accumulate momentum of steps that are each a fraction of their weight's norm.
+    """Run SGD with momentum, with each step scaled to a fraction of the norm of its weight.
 
-    The scaling and the learning rate come before the momentum. Momentum therefore accumulates
-    steps, and a change of `lr` affects only new steps. The paper applies neither decay nor scaling
-    to biases and to the weights of normalization layers.
+    The scaling and the learning rate come before the momentum. The momentum therefore sums steps,
+    and a change of `lr` affects only new steps. For biases and the weights of normalization layers,
+    the paper uses no decay and no scaling.
 
     Reference:
         You, Gitman, Ginsburg, "Large batch training of convolutional networks", arXiv 1708.03888;
@@ -41,7 +41,7 @@ def lamb(
     eps: float = 1e-6,
     weight_decay: float = 0.0,
 ) -> Chain:
-    """Scale Adam's direction, including weight decay, to the norm of each weight.
+    """Run AdamW, and scale the update of each weight, including decay, to the norm of the weight.
 
     With `ClipNorm(1.0, dim="global")` before it, the chain is the LAMB of timm (tested against
     timm). In timm the default weight decay is 0.01.
@@ -61,7 +61,7 @@ def lambc(
     weight_decay: float = 0.01,
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> Chain:
-    """Bound the trust ratio of LAMB, so that no step is longer than Adam's.
+    """Run LAMB with a trust ratio of at most 1, so that no step is longer than the step of Adam.
 
     Reference:
         Fong et al., "Improving layer-wise adaptive rate methods using trust ratio clipping",

@@ -1,4 +1,4 @@
-"""Methods that treat a weight as a matrix."""
+"""Methods that treat the weight of a layer as a matrix."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def muon(
     nesterov: bool = True,
     scale: Literal["original", "match_rms_adamw"] | None = "original",
 ) -> Chain:
-    """Orthogonalize a momentum of the gradient; for matrices only.
+    """Orthogonalize the momentum (Muon). This method is for matrices only.
 
     The argument `scale` is called `adjust_lr_fn` in torch.optim.Muon.
 
@@ -64,7 +64,7 @@ def normuon(
     beta: float = 0.95,
     nesterov: bool = True,
 ) -> Chain:
-    """Run Muon with neurons that move about equally far; for matrices only.
+    """Run Muon, and scale neurons so that all move about equally far. For matrices only.
 
     Reference:
         Li et al., "NorMuon: making Muon more efficient and scalable", arXiv 2510.05491;
@@ -87,10 +87,10 @@ def muoneq(
     nesterov: bool = True,
     scale: Literal["original", "match_rms_adamw"] | None = "match_rms_adamw",
 ) -> Chain:
-    """Give the rows of the momentum equal norms before Muon (MuonEq R); for matrices only.
+    """Give the rows of the momentum equal norms before Muon (MuonEq R). For matrices only.
 
-    The defaults are the authors' values for language models. For CIFAR-10 they use a learning rate
-    of 5e-3, no decay, a momentum of 0.9 and no scale.
+    The defaults are the authors' values for language models. For CIFAR-10, the authors use a
+    learning rate of 5e-3, a momentum of 0.9, no decay and no scale.
 
     Reference:
         Chang et al., "MuonEq: balancing before orthogonalization with lightweight equilibration",
@@ -112,10 +112,10 @@ def muon_plus(
     momentum: float = 0.95,
     nesterov: bool = True,
 ) -> Chain:
-    """Normalize the rows, then the columns, of Muon's update (Muon+ row_col); for matrices only.
+    """Normalize the rows and then the columns of Muon's update (Muon+ row_col). For matrices only.
 
-    The authors' code also multiplies the normalized update, but not the decay, by
-    √(rows / columns).
+    The authors' code also multiplies the normalized update by √(rows / columns). It does not
+    multiply the decay.
 
     Reference:
         Zhang et al., "Muon+: towards better Muon via one additional normalization step", arXiv
@@ -139,9 +139,10 @@ def adamuon(
     nesterov: bool = True,
     eps: float = 1e-8,
 ) -> Chain:
-    """Orthogonalize the signs of a momentum, then divide as RMSprop does; for matrices only.
+    """Orthogonalize the signs of a momentum, then divide as in RMSprop. For matrices only.
 
-    Both averages have the same decay rate. The elements of the update are as large as Adam's.
+    Both averages have the same decay rate. The elements of the update are about as large as the
+    elements of an Adam update.
 
     Reference:
         Si et al., "AdaMuon: adaptive Muon optimizer", arXiv 2507.11005; Chongjie-Si/AdaMuon.
@@ -168,9 +169,9 @@ POLAR_EXPRESS = (
 
 
 def polar_express(safety: float) -> tuple[tuple[float, float, float], ...]:
-    """Return the coefficients of Polar Express for a matrix that is first divided by `safety`.
+    """Return coefficients of Polar Express that include a division of the matrix by `safety`.
 
-    The first step does the division, so that the matrix itself is not divided.
+    The division is part of the coefficients of the first step, so it costs nothing.
     """
     (a, b, c), *rest = POLAR_EXPRESS
     return (a / safety, b / safety**3, c / safety**5), *rest
@@ -189,8 +190,8 @@ def nanochat(
 ) -> Chain:
     """Train matrices as nanochat does: MuonEq, Polar Express, a norm, NorMuon, cautious decay.
 
-    nanochat also multiplies the decay of matrices with more rows than columns by √(rows / columns).
-    To do the same, give these matrices a group with such a `weight_decay`.
+    If a matrix has more rows than columns, nanochat also multiplies the decay by √(rows / columns).
+    To do the same, put these matrices into a parameter group with a larger `weight_decay`.
 
     Reference:
         karpathy/nanochat, `nanochat/optim.py`.
@@ -213,10 +214,10 @@ def dion2(
     ef_decay: float = 0.95,
     weight_decay: float = 0.01,
 ) -> Chain:
-    """Run Muon on a share of the rows, or of the columns if they are fewer; for matrices only.
+    """Run Muon on a fraction of the rows, or of the columns if there are fewer. For matrices only.
 
-    The learning rate is for steps that, as matrices, map vectors of mean square 1 to vectors of
-    mean square 1.
+    `lr` multiplies updates with an operator norm of about 1, if the norm of a vector is its root
+    mean square.
 
     Reference:
         Ahn et al., Dion2; microsoft/dion, `dion/dion2.py`.
@@ -233,10 +234,10 @@ def nordion2(
     muon_beta2: float = 0.95,
     weight_decay: float = 0.01,
 ) -> Chain:
-    """Run NorMuon on the share of the rows that has accumulated most; for matrices only.
+    """Run NorMuon on the rows with the largest momentum in each step. For matrices only.
 
-    The learning rate is for steps that, as matrices, map vectors of mean square 1 to vectors of
-    mean square 1.
+    `lr` multiplies updates with an operator norm of about 1, if the norm of a vector is its root
+    mean square.
 
     Reference:
         microsoft/dion, `dion/nordion2.py`, with `selection_scope="global"`.
@@ -258,7 +259,7 @@ def dion3(
     muon_beta2: float = 0.95,
     weight_decay: float = 0.01,
 ) -> Chain:
-    """Run NorDion2, which its authors also call Dion3; for matrices only.
+    """Run NorDion2, which the authors also call Dion3. For matrices only.
 
     Reference:
         microsoft/dion, `dion/dion3.py`.
@@ -274,10 +275,10 @@ def polar(
     method: Literal["polar_express", "ns"] = "polar_express",
     inner_steps: int = 8,
 ) -> Chain:
-    """Multiply Muon's update by the momentum's nuclear norm (PolarGrad); for matrices only.
+    """Multiply Muon's update by the nuclear norm of the momentum (PolarGrad). For matrices only.
 
-    By default the authors' code uses two steps of QDWH, which decomposes matrices. Both methods
-    here only multiply matrices, and "polar_express" is as accurate in eight steps.
+    By default, the authors' code uses two steps of QDWH, which needs matrix decompositions. The two
+    methods here need only matrix products. Eight steps of "polar_express" are as accurate.
 
     Reference:
         Lau et al., "PolarGrad: a class of matrix-gradient optimizers from a unifying
@@ -300,11 +301,11 @@ def scion(
     scale: float = 1.0,
     unconstrained: bool = False,
 ) -> Chain:
-    """Step to the edge of a ball of matrices, in a norm that suits layers of any width.
+    """Take steps of fixed size in a matrix norm that suits layers of any width (Scion).
 
-    "Spectral" is for hidden matrices, and "Sign" is for the first and the last matrix. `scale` is
-    the radius of the ball. As in the authors' code, `momentum` is the weight of the new gradient,
-    so 1 means no momentum.
+    Use "Spectral" for hidden matrices, and "Sign" for the first and the last matrix. `scale` is the
+    size of a step before the learning rate. As in the authors' code, `momentum` is the weight of
+    the new gradient, so 1 means no momentum.
 
     Reference:
         Pethick et al., "Training deep learning models with norm-constrained LMOs", arXiv
@@ -330,12 +331,13 @@ def soap(
     max_precond_dim: int = 10000,
     first: Literal["skip", "step"] = "skip",
 ) -> Chain:
-    """Run Adam in the bases of Shampoo, which are renewed every few steps; vectors use Adam alone.
+    """Run Adam in the bases of Shampoo, which are renewed every few steps (SOAP).
 
-    By default, `shampoo_beta` is the second of `betas` in every step. The authors' code keeps the
-    value of the first step. If `first` is "skip", the first gradient only initializes the bases,
-    as in the authors' code, which applies decay after the step. "step" is the behavior of NVIDIA's
-    code. Tensors of four or more dims are matrices of shape (first, rest).
+    Vectors use Adam alone. By default, `shampoo_beta` is the second value of `betas`, even if a
+    schedule changes `betas`. The authors' code keeps the value of the first step. If `first` is
+    "skip", the first gradient only initializes the bases, as in the authors' code. The authors'
+    code applies the decay after the step. If `first` is "step", the method follows NVIDIA's code.
+    Tensors with four or more dims are matrices of shape (first, rest).
 
     Reference:
         Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", arXiv 2409.11321;
@@ -353,11 +355,11 @@ def soap_hyperball(
     q_freq: int = 1,
     eps: float = 1e-8,
 ) -> Chain:
-    """Take SOAP steps relative to a matrix's norm, and restore that norm after each step (SOAP-H).
+    """Take SOAP steps relative to the norm of the matrix, and keep this norm constant (SOAP-H).
 
-    For matrices only. The authors' run with a GPT of 124 million weights uses a learning rate of
-    0.018 that falls to zero. In the authors' code a matrix of zeros stays zero; here it moves
-    freely.
+    This method is for matrices only. The authors train a GPT with 124 million weights with a
+    learning rate of 0.018 that falls to zero. In the authors' code, a matrix of zeros stays zero.
+    Here, a matrix of zeros moves freely.
 
     Reference:
         KellerJordan/modded-nanogpt, track 3, `results/20260518_soaph`; Wen et al., "Fantastic
@@ -377,11 +379,12 @@ def klsoap(
     weight_decay: float = 0.01,
     precondition_frequency: int = 10,
 ) -> Chain:
-    """Run SOAP in bases that each side learns after the other side has whitened (KL-SOAP).
+    """Run SOAP with bases that are computed after whitening the other side (KL-SOAP).
 
-    By default, `shampoo_beta` is the second of `betas` in every step. The authors' code keeps the
-    value of the first step. The first gradient only initializes the bases, and the authors' code
-    applies decay after the step. Vectors, which that code does not accept, use Adam alone.
+    By default, `shampoo_beta` is the second value of `betas`, even if a schedule changes `betas`.
+    The authors' code keeps the value of the first step. The first gradient only initializes the
+    bases. The authors' code applies the decay after the step. Vectors use Adam alone. The authors'
+    code does not accept vectors.
 
     Reference:
         Lin et al., "Understanding and improving Shampoo and SOAP via Kullback-Leibler
@@ -402,13 +405,13 @@ def shampoo(
     max_preconditioner_dim: int = 10000,
     grafting_epsilon: float = 1e-8,
 ) -> Chain:
-    """Run Shampoo with the size of Adam's step; for matrices only.
+    """Run Shampoo with the norm of Adam's step. For matrices only.
 
-    By default, the authors' code sums the statistics, with `betas` of (0.9, 1.0). It renews the
-    eigenvectors in each step whose number is divisible by `precondition_frequency`, which is 1 by
-    default. Until the first renewal it takes the step of Adam; here the first step already has
-    eigenvectors. It cuts sides longer than `max_preconditioner_dim` into blocks; here such sides
-    are not preconditioned.
+    The authors' code has other defaults. With `betas` of (0.9, 1.0), it sums the statistics instead
+    of averaging them. It renews the eigenvectors in each step whose number is divisible by
+    `precondition_frequency`, which is 1 by default. Until the first renewal, the authors' code
+    takes the step of Adam. Here, the first step already has eigenvectors. The authors' code cuts
+    sides longer than `max_preconditioner_dim` into blocks. Here, such sides are not preconditioned.
 
     Reference:
         Shi et al., "A distributed data-parallel PyTorch implementation of the distributed Shampoo
@@ -427,7 +430,7 @@ KRON_DIAGONALS: dict[str | None, Any] = {
     "all_diag": "all",
     None: None,
 }
-"""The argument `diagonal` of `Kron`, by the `memory_save_mode` of the official code."""
+"""The value of `diagonal` in `Kron` for each `memory_save_mode` of the official code."""
 
 
 @published
@@ -441,11 +444,12 @@ def kron(
     precond_lr: float = 0.1,
     precond_init_scale: float = 1.0,
 ) -> Chain:
-    """Whiten a momentum with the Kronecker factors of PSGD, and clip large updates.
+    """Whiten a momentum with two learned Kronecker factors, and clip large updates (PSGD Kron).
 
-    `every=None` is the official schedule. The official code decays only matrices: to do the same,
-    give vectors a group with `weight_decay=0`. It reshapes tensors of three or more dims to
-    (all but the last, last) if that is less wide. Here they are reshaped to (first, rest).
+    `every=None` is the official schedule. The official code decays only matrices. To do the same,
+    put vectors into a group with `weight_decay=0`. The official code reshapes a tensor with three
+    or more dims to (all but the last, last) if this shape is closer to a square. Here, such a
+    tensor is reshaped to (first, rest).
 
     Reference:
         Pooladzandi, Li, "Curvature-informed SGD via general purpose Lie-group preconditioners",

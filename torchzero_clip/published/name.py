@@ -1,4 +1,4 @@
-"""The names of published methods, and the function that returns the chain of each."""
+"""The functions `published` and `named`: register a published method, and return its chain."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torchzero_clip.core.formula import formula_of
 Recipe = TypeVar("Recipe", bound=Callable[..., Chain])
 
 NAMES: dict[str, Callable[..., Chain]] = {}
-"""The function that returns the chain, by the name of the method."""
+"""For the name of each method, the function that returns its chain."""
 
 
 def published(recipe: Recipe) -> Recipe:
-    """Register a function under its name for `named`.
+    """Register a function, so that `named` finds the method under the name of the function.
 
-    An identity must test the function against the code of the method.
+    The test suite must compare each registered method with its original code.
     """
     NAMES[recipe.__name__] = recipe
     return recipe
@@ -32,7 +32,7 @@ def named(name: str, **arguments: Any) -> Chain:
 
     Args:
         name: The name of the method, such as "adamw" or "lamb".
-        **arguments: Arguments of the method, such as lr=1e-3. The defaults are the method's own.
+        **arguments: Arguments of the method, such as lr=1e-3. The defaults depend on the method.
 
     Returns:
         A chain, which can be passed to `Modular` alone or together with other links.
@@ -79,15 +79,15 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgdm": ("sgd", {"momentum": 0.9}),
     "sign_sgd": ("signum", {"momentum": 0.0}),
 }
-"""Names in other libraries, and the equivalent or nearest name and arguments here."""
+"""For names in other libraries, the equivalent or nearest name and arguments here."""
 
 
 def instead_of(name: object, *others: str) -> str:
-    """Return a hint for an unknown name: the equivalent setting, or the nearest names.
+    """Return a hint for an unknown name: the equivalent setting here, or similar names.
 
     Args:
         name: The name that is unknown.
-        *others: Other names to compare with, in addition to the names of methods.
+        *others: Other valid names that the hint may suggest, in addition to the names of methods.
     """
     wanted = str(name).lower().rpartition(".")[2].replace("-", "_")
     settings = {key.replace("_", ""): setting for key, setting in SETTINGS.items()}
@@ -105,7 +105,7 @@ def instead_of(name: object, *others: str) -> str:
 
 
 def links_of(chain: Transform) -> Iterator[tuple[Transform, str]]:
-    """Yield the links of a chain, and of the chains inside it, each with its formula."""
+    """Yield each link of a chain, and of all inner chains, together with its formula."""
     for link in chain if isinstance(chain, Chain) else [chain]:
         if isinstance(link, Chain):
             yield from links_of(link)

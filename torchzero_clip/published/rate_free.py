@@ -1,4 +1,4 @@
-"""Methods that estimate their learning rate; `lr` is a factor of the estimate, 1 by default."""
+"""Methods that estimate the learning rate. `lr` multiplies the estimate and is 1 by default."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def prodigy(
     d_coef: float = 1.0,
     growth_rate: float = math.inf,
 ) -> Chain:
-    """Run Adam with an estimate of the distance to the solution as its learning rate.
+    """Run Adam, and use an estimate of the distance to the solution as the learning rate.
 
     Reference:
         Mishchenko, Defazio, "Prodigy: an expeditiously adaptive parameter-free learner",
@@ -56,9 +56,9 @@ def dadapt_adam(
     growth_rate: float = math.inf,
     layer_scale: float = 1.0,
 ) -> Chain:
-    """Run Adam with a lower bound of the distance to the solution as its learning rate.
+    """Run Adam, and use a lower bound of the distance to the solution as the learning rate.
 
-    `layer_scale` is a key of the authors' parameter groups.
+    In the authors' code, `layer_scale` is a key of the parameter groups.
 
     Reference:
         Defazio, Mishchenko, "Learning-rate-free learning by D-adaptation", arXiv 2301.07733.

@@ -1,4 +1,4 @@
-"""Methods that divide one average by another, each in its own way."""
+"""Relatives of Adam: each divides one average by another average."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def adam_atan2(
     a: float = 1.27,
     b: float = 1.0,
 ) -> Chain:
-    """Replace the division of AdamW by an arctangent, which needs no eps.
+    """Run AdamW with an arctangent in place of the division, so that no eps is needed.
 
     Reference:
         Everett et al., "Scaling exponents across parameterizations and optimizers",
@@ -42,7 +42,7 @@ def adabelief(
     weight_decay: float = 0.0,
     rectify: bool = True,
 ) -> Chain:
-    """Divide momentum by the root of how far gradients deviate from their average.
+    """Divide momentum by the root of the mean squared deviation of gradients from their average.
 
     Reference:
         Zhuang et al., "AdaBelief optimizer: adapting stepsizes by the belief in observed
@@ -59,7 +59,7 @@ def adan(
     weight_decay: float = 0.0,
     no_prox: bool = False,
 ) -> Chain:
-    """Add an average of gradient differences to Adam, and decay the weights after the step.
+    """Run Adam with an added average of gradient differences, and decay the weights after the step.
 
     For the authors' `max_grad_norm`, add `ClipNorm(max_grad_norm, dim="global")` before the chain.
 
@@ -80,10 +80,10 @@ def adopt(
     weight_decay: float = 0.0,
     decouple: bool = False,
 ) -> Chain:
-    """Accumulate momentum of gradients that are divided by the second moment of earlier gradients.
+    """Divide each gradient by the RMS of earlier gradients, then add momentum.
 
-    In the authors' code `clip_lambda` is a function of the step count, by default its fourth root.
-    Here `clip_power` is the exponent.
+    In the authors' code, `clip_lambda` is a function of the step count. The default is the fourth
+    root of the step count. Here, `clip_power` is the exponent of the step count.
 
     Reference:
         Taniguchi et al., "ADOPT: modified Adam can converge with any β₂ with the optimal rate",
@@ -100,7 +100,7 @@ def came(
     clip_threshold: float = 1.0,
     weight_decay: float = 0.0,
 ) -> Chain:
-    """Add momentum to Adafactor, and divide it by how far updates deviate from their average.
+    """Add momentum to Adafactor, and divide it by the deviation of updates from the momentum.
 
     Reference:
         Luo et al., "CAME: confidence-guided adaptive memory efficient optimization",
@@ -116,9 +116,9 @@ def laprop(
     eps: float = 1e-15,
     weight_decay: float = 0.0,
 ) -> Chain:
-    """Accumulate momentum of gradients that are divided first, and decay weights after the step.
+    """Divide each gradient first, then add momentum, and decay the weights after the step.
 
-    Here the decay is multiplied by the learning rate. The authors multiply the weights by
+    Here, the decay is multiplied by the learning rate. The authors' code multiplies the weights by
     1 - weight_decay.
 
     Reference:
@@ -135,7 +135,7 @@ def yogi(
     weight_decay: float = 0.0,
     initial_accumulator: float = 1e-6,
 ) -> Chain:
-    """Run Adam with a second moment that changes in small steps, up as well as down.
+    """Run Adam with a second moment that rises and falls only in small steps.
 
     Reference:
         Zaheer et al., "Adaptive methods for nonconvex optimization", NeurIPS 2018;

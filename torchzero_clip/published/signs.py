@@ -1,4 +1,4 @@
-"""Methods that step by signs, so that every element moves equally far."""
+"""Methods whose step is a sign, so that every element moves by the same amount."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def lion(
     betas: tuple[float, float] = (0.9, 0.99),
     weight_decay: float = 0.0,
 ) -> Chain:
-    """Step by the sign of an interpolation between average and gradient, with decoupled decay.
+    """Use the sign of an interpolation between momentum and gradient, with decoupled decay.
 
     Reference:
         Chen et al., "Symbolic discovery of optimization algorithms", arXiv 2302.06675.
@@ -24,7 +24,7 @@ def lion(
 
 @published
 def signum(lr: float = 1e-3, momentum: float = 0.9, weight_decay: float = 0.0) -> Chain:
-    """Step by the sign of an average of gradients; with `momentum=0` it is signSGD.
+    """Use the sign of an average of gradients. With `momentum=0`, this is signSGD.
 
     Reference:
         Bernstein et al., "signSGD: compressed optimisation for non-convex problems",

@@ -1,4 +1,4 @@
-"""Rules with limits that past norms set."""
+"""Rules that compute their limits from past norms."""
 
 from torchzero_clip.modules.adaptive.ac_clip import ACClip
 from torchzero_clip.modules.adaptive.ada_clip import AdaClip

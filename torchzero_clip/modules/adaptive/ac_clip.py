@@ -1,4 +1,4 @@
-"""ACClip: momentum whose elements are limited to the usual magnitude of their gradients."""
+"""ACClip: a rule that limits each element of a momentum to the usual size of its gradients."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ class ACClip(Transform):
 
     u ← m · min(1, τ / (|m| + eps));   m ← β₁ m + (1 - β₁) u,   τ ← β₂ τ + (1 - β₂) |u|
 
-    The limit τ of an element is the average magnitude of its gradients, the current gradient
-    included. If an element is NaN or infinite, its averages do not change.
+    The limit τ of an element is the average magnitude of the gradients of this element. The average
+    includes the current gradient. If an element is NaN or infinite, the averages m and τ of the
+    element do not change.
 
     Args:
-        betas: The shares of the averages m and τ that are kept per step. Default: (0.9, 0.99).
+        betas: The decay rates of the averages m and τ. Default: (0.9, 0.99).
         eps: A small number that is added to |m|. Default: 1e-5.
 
     Example:

@@ -1,4 +1,4 @@
-"""AdaClip: a rule that limits elements to the usual largest element of their tensor."""
+"""AdaClip: a rule that limits each element to the usual largest element of the tensor."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from torchzero_clip.modules.adaptive.criterion import blend
 
 
 class AdaClip(NormRule):
-    """Value clipping without a threshold: elements may not exceed the usual largest element.
+    """Value clipping without a threshold: the limit is the usual largest element of the tensor.
 
-    Use it before `AdaGN` and `Adam`, which together are the method Stable-SPAM.
+    Use `AdaClip` before `AdaGN` and `Adam`. The three rules together are the method Stable-SPAM.
 
     uᵢ ← uᵢ · M̂ / ‖u‖∞ where |uᵢ| > M̂;   M ← θ M + (1 - θ) ‖u‖∞
 
-    M is an average of the largest magnitude of each tensor, and M̂ is M with bias correction.
-    There is no limit before the first gradient other than zero, and zero gradients do not enter
-    the average. If a tensor contains NaN or infinity, its average does not change.
+    For each tensor, M is a running average of the largest magnitude. M̂ is M with bias correction.
+    Gradients that are zero do not change M. Before the first nonzero gradient there is no limit. If
+    a gradient contains NaN or infinity, the M of this tensor does not change.
 
     Args:
-        theta: The share of the average M that is kept per step. Default: 0.999.
-        past_only: If True, the limit comes from earlier steps only. If False, it includes the
-            current step, as in the code of the authors, so a spike raises its own limit.
+        theta: The decay rate of the average M. Default: 0.999.
+        past_only: If True, the limit is computed from earlier steps only. If False, the limit
+            includes the current step, as in the authors' code. A spike then raises its own limit.
             Default: True.
 
     Example:

@@ -1,4 +1,4 @@
-"""AdaGC: a rule that limits every tensor to a multiple of its own past norms."""
+"""AdaGC: a rule that limits the norm of each tensor to a multiple of its average past norm."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from torchzero_clip.modules.adaptive.criterion import blend
 
 
 class AdaGC(NormRule):
-    """Adaptive gradient clipping: each tensor has a limit that follows its own past norms.
+    """Adaptive gradient clipping: the limit of each tensor follows the past norms of the tensor.
 
-    It was made for the pretraining of large language models. Use it before an optimizer such as
-    `Adam`.
+    `AdaGC` was made for the pretraining of large language models. Use it before an optimizer such
+    as `Adam`.
 
     u ← u · min(1, rel · γ / ‖u‖);   γ ← β γ + (1 - β) ‖u‖, the norm after clipping
 
-    During the first `warmup_steps - 1` steps, the rule clips the global norm to `abs` instead,
-    and γ becomes the smallest norm after clipping. A zero gradient does not change γ.
+    During the first `warmup_steps - 1` steps, the rule clips the global norm to `abs` instead. In
+    these steps, γ is the smallest norm so far, measured after clipping. A gradient of zero does not
+    change γ.
 
-    If the norm rises by a factor J and stays there, γ grows by at most β + (1 - β) · rel per step.
-    It then needs log J / log(β + (1 - β) rel) steps.
+    Suppose the norm rises by a factor J and stays at the new level. Then γ grows by at most the
+    factor β + (1 - β) · rel per step. At this rate, γ reaches the new level after
+    log J / log(β + (1 - β) rel) steps.
 
     Args:
         rel: The largest ratio of a norm to γ. Default: 1.05.
         abs: The limit of the global norm during warm-up. Default: 1.0.
-        beta: The share of the average γ that is kept per step. Default: 0.98.
-        warmup_steps: The step that ends the warm-up, counted separately for each tensor.
+        beta: The decay rate of the average γ. Default: 0.98.
+        warmup_steps: The step that ends the warm-up. Each tensor counts its own steps.
             Default: 100.
-        dim: The tensors that share one norm: None for each tensor, "layer", "group" or "global".
-            Default: None.
+        dim: The tensors that share one norm: None for a separate norm per tensor, or "layer",
+            "group" or "global". Default: None.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""AdaGN: a rule that sets the norm to the step of an Adam of norms."""
+"""AdaGN: a rule that replaces the norm of the update by the result of Adam for norms."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from torchzero_clip.modules.adaptive.criterion import blend, blend_squares
 
 
 class AdaGN(NormRule):
-    """Adaptive gradient normalization: Adam for norms sets the norm of the update.
+    """Adaptive gradient normalization: the new norm is the average norm divided by the RMS norm.
 
-    Use it after `AdaClip` and before `Adam`, which together are the method Stable-SPAM.
+    Use `AdaGN` after `AdaClip` and before `Adam`. The three rules together are the method
+    Stable-SPAM.
 
     u ← u / ‖u‖ · m̂ / (√v̂ + eps);   m ← β₁ m + (1 - β₁) ‖u‖,   v ← β₂ v + (1 - β₂) ‖u‖²
 
     Here m̂ and v̂ are m and v with bias correction. If norms stay constant, the new norm is 1.
-    After a spike it is below 1, because a spike raises √v̂ more than m̂. If an update contains NaN
-    or infinity, its averages do not change.
+    After a spike the new norm is below 1, because a spike raises √v̂ more than m̂. If an update
+    contains NaN or infinity, the averages m and v of this tensor do not change.
 
     Args:
-        betas: The shares of the averages m and v that are kept per step. Default: (0.7, 0.9).
+        betas: The decay rates of the averages m and v. Default: (0.7, 0.9).
         eps: A small number that is added to the denominator. Default: 1e-8.
-        dim: The tensors that share one norm: None for each tensor, "layer", "group" or "global".
-            Slices are not supported. Default: None.
+        dim: The tensors that share one norm: None for a separate norm per tensor, or "layer",
+            "group" or "global". Slices are not supported. Default: None.
 
     Example:
         >>> import torch

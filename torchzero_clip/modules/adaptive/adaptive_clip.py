@@ -1,4 +1,4 @@
-"""AdaptiveClip: a rule that limits the norm by a criterion of past norms."""
+"""AdaptiveClip: a rule that limits the norm. A criterion computes the limit from past norms."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ class AdaptiveClip(AdaptiveRule):
     """Norm clipping with a limit that a criterion computes from past norms.
 
     Use it with one of the criteria, or with a custom criterion. `ZClip`, `ZScoreClip` and
-    `AutoClip` are ready combinations.
+    `AutoClip` are rules with a built-in criterion.
 
     u ← u · min(1, limit / ‖u‖), the limit set by a criterion from past norms
 
     The criterion computes the limit before it observes the norm of the step, so a spike cannot
-    raise its own limit. During the first `warmup_steps` norms of a tensor, the rule `warmup` clips
-    instead. After that the criterion starts from the mean and variance of these norms. The
-    criterion does not observe norms that are NaN or infinite.
+    raise its own limit. The warm-up covers the first `warmup_steps` norms of a tensor. During the
+    warm-up, the rule in `warmup` clips instead. The criterion then starts from the mean and
+    variance of the norms of the warm-up. The criterion does not observe norms that are NaN or
+    infinite.
 
     Args:
         criterion: The criterion: `ZStat`, `EMARatio`, `Quantile`, `EMAQuantile`,
             `GeometricQuantile`, `P2Quantile`, or a custom subclass of `Criterion`.
-        dim: The tensors that share one norm: "global", "group", "layer", or None for each tensor.
-            Default: "global".
-        warmup: The rule that clips during the warm-up: a rule without state that clips the
-            2-norm, with the same `dim` or `dim="global"`, or None for no clipping.
+        dim: The tensors that share one norm: "global", "group", "layer", or None for a separate
+            norm per tensor. Default: "global".
+        warmup: The rule that clips during the warm-up, or None for no clipping. The rule must have
+            no state, clip the 2-norm, and have the same `dim` or `dim="global"`.
             Default: `ClipNorm(1.0, dim="global")`.
         warmup_steps: The number of norms that the warm-up covers. Default: 20.
         observe: The norms that the criterion observes: "clipped" for norms after clipping, "raw"
-            for norms before it, or None for the default of the criterion. Default: None.
+            for norms before clipping, or None for the default of the criterion. Default: None.
 
     Example:
         >>> import torch

@@ -12,10 +12,10 @@ from torchzero_clip.modules.adaptive.criterion import Criterion
 
 
 class AdaptiveRule(NormRule):
-    """The base class of norm rules with a criterion, and with a warm-up by another rule.
+    """The base class of norm rules that use a criterion. Another rule may clip during the warm-up.
 
-    A subclass defines `judge`, which returns the criterion. It may define `values`, which returns
-    the hyperparameters that the criterion reads.
+    A subclass defines `judge`, which returns the criterion. A subclass may also define `values`,
+    which returns the hyperparameters that the criterion reads.
     """
 
     warmup_steps = 20
@@ -46,7 +46,7 @@ class AdaptiveRule(NormRule):
         return torch.where(warming, self.warm_limit(norm, group), limit)
 
     def warm_limit(self, norm: Tensor, group: Group) -> Tensor:
-        """Return the limit of the units that are still in the warm-up."""
+        """Return the limit for each unit (such as a tensor) that is still in the warm-up."""
         if self.warmup is None:
             return torch.full_like(norm, torch.inf)
         inner = group[self.warmup.name or type(self.warmup).__name__]

@@ -1,4 +1,4 @@
-"""AGC: a rule that limits the norm to a share of the norm of the weight."""
+"""AGC: a rule that limits the norm of the update to a fraction of the norm of the weight."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torchzero_clip.core.bounds import NonNegative
 
 
 class AGC(NormRule):
-    """Adaptive gradient clipping: limits each gradient to a share of the norm of its weight.
+    """Adaptive gradient clipping: limits the norm of a gradient to a fraction of the weight norm.
 
-    It makes training without batch normalization stable at large batch sizes. Use it before
+    `AGC` makes training without batch normalization stable at large batch sizes. Use it before
     `Momentum`, or after `Adam`. The rule has no state.
 
     u ← u · limit / max(‖u‖, 1e-6) where ‖u‖ > limit = clipping · max(‖w‖, eps), unit by unit
 
-    Here w is the weight. A unit is a row of a weight matrix or a filter of a convolution: all dims
-    but the first. A bias, another vector or a single number is one unit.
+    Here w is the weight. A unit is a row of a weight matrix or a filter of a convolution. It covers
+    all dims except the first. A bias, another vector or a single number is one unit.
 
     Args:
         clipping: The largest ratio of the norm of the update to the norm of the weight.
             Default: 0.01.
         eps: The smallest ‖w‖ in the formula, so that a weight at zero can move. Default: 1e-3.
-        exclude_1d: If True, parameters with fewer than two dims pass unchanged. It needs
+        exclude_1d: If True, parameters with fewer than two dims pass unchanged. This needs
             `dim="unit"` or `dim=None`. Default: False.
         dim: The elements that share one norm: "unit", or another scope as in `ClipNorm`.
             Default: "unit".

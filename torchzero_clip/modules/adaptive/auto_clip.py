@@ -1,4 +1,4 @@
-"""AutoClip: a rule that limits the norm to the median plus three deviations, or to a percentile."""
+"""AutoClip: a rule that limits the norm. The limit is a statistic of past norms."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ class AutoClip(AdaptiveRule):
     """Automatic norm clipping: the limit follows the median or a percentile of the past norms.
 
     Use it if you don't know a good threshold, or if the norm may change to a new level for good.
-    Raw norms enter the statistics, so the limit follows such a change.
+    The statistics use raw norms (before clipping), so the limit follows such a change.
 
     u ← u · min(1, limit / ‖u‖),
     limit = median + 3 · std, or a percentile, of the raw norms so far
 
     In mode "auto" the limit is the median plus 3 standard deviations of all past norms. After n
-    steps, a single spike of size s raises the limit by about 3 s / √n, and the rule never forgets
-    it. In mode "percentile" the limit is a percentile of the last norms, and the rule forgets a
-    spike when it leaves the window.
+    steps, a single spike of size s raises the limit by about 3 s / √n. The rule never forgets a
+    spike. In mode "percentile" the limit is a percentile of the norms in a window. The rule forgets
+    a spike when the spike leaves the window.
 
     Args:
         mode: "auto" or "percentile". Default: "auto".
         percentile: The percentile of mode "percentile", from 0 to 100. Default: 95.0.
-        history: The norms of mode "percentile": "window" for the last `window_size` norms, "ema"
-            for a running estimate that moves toward the percentile. Default: "window".
+        history: The norms that mode "percentile" uses: "window" for the last `window_size` norms,
+            or "ema" for a running estimate that moves toward the percentile. Default: "window".
         window_size: The number of norms in the window. Default: 1024.
-        ema_decay: The share that the running estimate keeps per step. Default: 0.99.
+        ema_decay: The decay rate of the running estimate. Default: 0.99.
         warmup_steps: The number of norms that the rule observes before it clips. Default: 20.
-        dim: The tensors that share one norm: "global", "group", "layer", or None for each tensor.
-            Default: "global".
+        dim: The tensors that share one norm: "global", "group", "layer", or None for a separate
+            norm per tensor. Default: "global".
         warmup: The rule that clips during the warm-up, such as `ClipNorm(1.0, dim="global")`, or
             None for no clipping. Default: None.
 
@@ -84,7 +84,7 @@ class AutoClip(AdaptiveRule):
 
 
 class _MedianPlus(Criterion):
-    """The median plus three standard deviations of all norms.
+    """A criterion: the median of all norms plus three standard deviations.
 
     The P² estimator gives the median, and Welford's sums give the unbiased standard deviation.
     """

@@ -1,4 +1,4 @@
-"""Clippy: a rule that limits a step relative to the weights, element by element."""
+"""Clippy: a rule that limits each element of a step relative to the weight."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from torchzero_clip.core.bounds import NonNegative
 class Clippy(NormRule):
     """Relative step clipping: no element of a step may be large compared with its weight.
 
-    Use it with `Adagrad` in recommender systems. Put it after `LR`, because it measures the step
-    itself.
+    Use it with `Adagrad` in recommender systems. Put it after `LR`, because the limit is for the
+    final step.
 
     u ← u · min(1, minᵢ (relative · |wᵢ| + absolute) / |uᵢ|)
 
-    The element that exceeds its limit the most decides the factor for its whole tensor, so the
-    direction of the step does not change.
+    One factor scales the whole tensor, so the direction of the step does not change. The element
+    that exceeds its limit the most decides this factor.
 
     Args:
-        relative: The largest change of a weight per step, as a share of the weight. Default: 0.1.
-        absolute: The change that is allowed on top, so that a weight at zero can move.
+        relative: The largest change of a weight per step, as a fraction of the weight.
+            Default: 0.1.
+        absolute: A constant that is added to the limit, so that a weight at zero can move.
             Default: 1e-7.
 
     Example:
@@ -48,7 +49,7 @@ class Clippy(NormRule):
 
 
 def _shares(u: TensorList, state: State, group: Group) -> TensorList:
-    """Return the ratio of each element of the step to the largest change that is allowed for it."""
+    """Return |u| / limit for each element, where the limit is the largest allowed change."""
     limit = group["params"].to(u.dtype).abs().mul_(group["relative"]).add_(group["absolute"])
     size = u.abs()
     # a step of zero has share 0, even if its limit is 0

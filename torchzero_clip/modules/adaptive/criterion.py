@@ -15,13 +15,14 @@ Clipping: TypeAlias = "Literal['reciprocal', 'mean', 'max'] | Callable[[Tensor, 
 
 
 class Criterion(Description):
-    """A statistic of past norms, and the limit that it sets, for `AdaptiveClip`.
+    """A criterion for `AdaptiveClip`: it keeps a statistic of past norms and computes a limit.
 
-    A subclass defines `init_unit`, `limit` and `observe`, as a `NormRule` does. It also defines
-    `start` if the statistic starts from the mean and variance of the warm-up. All methods receive
-    and return tensors with one element per unit: per tensor, layer or group, or for the model.
+    A subclass defines `init_unit`, `limit` and `observe`. If the statistic starts from the mean and
+    variance of the warm-up, the subclass also defines `start`. All methods receive and return
+    tensors with one element per unit. A unit is a tensor, a layer, a parameter group or the whole
+    model.
 
-    `observe` never receives NaN or infinity. A limit of infinity clips nothing.
+    `observe` never receives NaN or infinity. If the limit is infinity, nothing is clipped.
     """
 
     observes: ClassVar[Literal["raw", "clipped"]] = "raw"
@@ -36,11 +37,11 @@ class Criterion(Description):
         return {}
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
-        """Return the largest norm that each unit may have, from its past norms."""
+        """Return the largest allowed norm of each unit, computed from past norms."""
         raise NotImplementedError(f"{type(self).__name__} has no limit")
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
-        """Return the state after this norm."""
+        """Return the new state after the norm of this step."""
         raise NotImplementedError(f"{type(self).__name__} has no observe")
 
 
@@ -62,8 +63,8 @@ def reciprocal_clipping(z: Tensor, t: float | Tensor) -> Tensor | float:
 TIE = 2.0**-20
 """The relative difference up to which two norms count as equal: eight ULP of float32.
 
-Norms are accurate to about this much. Rounding must not decide a comparison that makes a statistic
-jump, because then two machines, or two engines, would reach different limits.
+The rounding error of a norm is about as large. Some comparisons make a statistic jump. If rounding
+decided such a comparison, two machines or two engines would compute different limits.
 """
 CLIPPINGS = {"max": max_clipping, "mean": mean_clipping, "reciprocal": reciprocal_clipping}
 
@@ -84,7 +85,10 @@ def check_clipping(criterion: Any) -> None:
 
 
 def blend_squares(old: Tensor, new: Tensor, keep: float | Tensor) -> Tensor:
-    """Return √(keep · old² + (1 - keep) · new²): the state is a root, as squares could overflow."""
+    """Return √(keep · old² + (1 - keep) · new²).
+
+    The state stores the root, because squares could overflow.
+    """
     return blend(old * old, new * new, keep).sqrt()
 
 
@@ -94,12 +98,12 @@ def blend(old: Tensor, new: Tensor, keep: float | Tensor) -> Tensor:
 
 
 def none_yet(limit: Tensor, statistic: Tensor, scale: Tensor | float = 0.0) -> Tensor:
-    """Return the limit, or infinity while the statistic is zero up to rounding at this scale."""
+    """Return the limit, or infinity if the statistic is zero up to rounding at this scale."""
     return torch.where(statistic > TIE * scale, limit, torch.full_like(limit, math.inf))
 
 
 def below(x: Tensor, y: Tensor) -> Tensor:
-    """Return whether a norm x is less than y, and not equal up to rounding."""
+    """Return whether a norm x is less than y by more than rounding."""
     return x < y * (1 - TIE)
 
 

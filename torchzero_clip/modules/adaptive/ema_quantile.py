@@ -15,17 +15,17 @@ from torchzero_clip.modules.adaptive.criterion import Criterion, below, blend, n
 class EMAQuantile(Criterion):
     """A running estimate of a quantile of past norms, as the limit.
 
-    Use it if the norms change slowly over a run: the limit falls as well as rises.
+    Use it if the norms change slowly over a run. The limit can rise and fall.
 
     s ← α s + (1 - α)|n - Q|;   Q ← Q + (1 - α) · s · (q - [n < Q])
 
-    Here n is the norm of the step, Q is the limit, and [n < Q] is 1 if n is below Q and 0 if not.
-    The estimate settles where a share q of the norms is below Q. If many spikes have raised Q by a
-    factor J, it is back after log J / ((1 - α)(1 - q)) steps.
+    Here n is the norm of the step, Q is the limit, and [n < Q] is 1 if n is below Q and 0 if not. Q
+    converges to a value such that a fraction q of the norms is below Q. If many spikes have raised
+    Q by a factor J, Q returns to its old value after log J / ((1 - α)(1 - q)) steps.
 
     Args:
         q: The quantile, from 0 to 1.
-        alpha: The share that is kept per step. Default: 0.99.
+        alpha: The decay rate of s. Q moves by a multiple of 1 - α. Default: 0.99.
 
     Example:
         >>> import torch

@@ -29,14 +29,15 @@ class EMARatio(Criterion):
     μ ← α μ + (1 - α) n
 
     Here n is the norm of the step and μ is the average of past norms. The criterion observes raw
-    norms by default. A spike of J times the average adds (1 - α) J of the average to it, and this
-    part shrinks by the factor α per step.
+    norms by default. A spike of J times the average raises the average by (1 - α) J times its
+    value. The increase then shrinks by the factor α per step.
 
     Args:
-        alpha: The share of the average μ that is kept per step. Default: 0.98.
+        alpha: The decay rate of the average μ. Default: 0.98.
         r_thresh: r, the multiple of the average above which a norm is a spike. Default: 1.05.
         clipping: The norm of a clipped spike: "max" clips to μ r, "mean" clips to μ, "reciprocal"
-            clips to a norm between, and a function of (q - 1, r - 1) returns f. Default: "max".
+            clips to a norm between μ and μ r. A custom function of (q - 1, r - 1) returns f.
+            Default: "max".
 
     Example:
         >>> import torch

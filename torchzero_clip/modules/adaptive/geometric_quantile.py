@@ -1,4 +1,4 @@
-"""GeometricQuantile: a criterion whose limit moves by a factor toward a quantile of past norms."""
+"""GeometricQuantile: a criterion whose limit is multiplied by a factor in each step."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from torchzero_clip.modules.adaptive.criterion import Criterion, at_most, none_y
 
 
 class GeometricQuantile(Criterion):
-    """A running estimate of a quantile that moves by a factor per step, as the limit.
+    """A running estimate of a quantile, as the limit. Each step scales the estimate.
 
-    Use it if the scale of the norms is unknown: the speed does not depend on the scale.
+    Use it if the scale of the norms is unknown. The speed of the limit does not depend on the
+    scale.
 
     Q ← Q · exp(rate · (q - [n ≤ Q]))
 
-    Here n is the norm of the step, Q is the limit, and [n ≤ Q] is 1 if n is at most Q and 0 if
-    not. Q starts at the mean of the warm-up, or at the first norm. It settles where a share q of
-    the norms is at most Q. If Q is too high by a factor J, it is back after
+    Here n is the norm of the step, Q is the limit, and [n ≤ Q] is 1 if n is at most Q and 0 if not.
+    Q starts at the mean of the warm-up, or at the first norm. Q converges to a value such that a
+    fraction q of the norms is at most Q. If Q is too high by a factor J, Q returns after
     log J / (rate · (1 - q)) steps.
 
     Args:
         q: The quantile, from 0 to 1. Default: 0.5.
-        rate: The speed: the change of log Q per step is at most `rate`. Default: 0.2.
+        rate: The speed. Per step, log Q changes by at most `rate`. Default: 0.2.
 
     Example:
         >>> import torch

@@ -14,17 +14,20 @@ from torchzero_clip.modules.adaptive.criterion import Criterion, below, none_yet
 
 
 class P2Quantile(Criterion):
-    """A quantile of all past norms by the P² estimator, as the limit.
+    """A quantile of all past norms, computed by the P² estimator, as the limit.
 
-    Use it for a quantile of the whole run. The estimator needs five markers and no window.
+    Use it for a quantile of the whole run. The estimator stores five markers instead of a window of
+    norms.
 
-    The markers estimate the minimum, the quantiles q/2, q and (1+q)/2, and the maximum. If a middle
-    marker is off by a whole rank, it moves by one rank along a parabola through its neighbors.
+    The markers estimate the minimum, the quantiles q/2, q and (1+q)/2, and the maximum. If the rank
+    of a middle marker is off by one or more, the marker moves by one rank. Its new height is on a
+    parabola through the neighboring markers.
 
-    A spike stays the highest marker and raises the marker below it. At q = 0.95, the estimate
-    forgets a spike of 100 times the level after about 500 steps. A spike of a million times the
-    level can keep the estimate many times too high for ten thousand steps. If the level changes for
-    good, the estimate follows as new norms outnumber old norms.
+    A spike stays the highest marker and raises the marker below it. For example, with q = 0.95, the
+    estimate forgets a spike of 100 times the usual norm after about 500 steps. After a spike of a
+    million times the usual norm, the estimate can be many times too high for ten thousand steps. If
+    the norms change to a new level for good, the estimate follows when new norms outnumber old
+    norms.
 
     Args:
         q: The quantile, from 0 to 1.

@@ -16,7 +16,8 @@ from torchzero_clip.modules.adaptive.criterion import Criterion, none_yet
 class Quantile(Criterion):
     """A quantile of the last `window` norms, interpolated linearly, as the limit.
 
-    Use it if a spike must be forgotten completely: its norm leaves the window after `window` steps.
+    Use it if the limit must forget a spike completely. A spike leaves the window after `window`
+    steps.
 
     Args:
         q: The quantile, from 0 to 1.

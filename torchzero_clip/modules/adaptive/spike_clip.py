@@ -1,4 +1,4 @@
-"""SpikeClip: a rule that limits elements far above their own second moment."""
+"""SpikeClip: a rule that limits elements that are far above their usual size."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from torchzero_clip.core.bounds import Count, Positive, Share, Whole
 
 
 class SpikeClip(Transform):
-    """Spike-aware clipping: cuts elements far above the average of their own squares.
+    """Spike-aware clipping: limits elements that are far above the root of their average square.
 
-    Use it before `Adam`, or inside `Reset` with `Adam`, which is the method of the paper.
+    Use it before `Adam`. The paper's method SPAM is `SpikeClip` and `Adam` inside `Reset`.
 
     u ← sign(u) · min(|u|, √(θ v));   v ← β v + (1 - β) u²
 
-    Here v is the average of the squares of each element, after clipping. An element whose v is
-    still zero has no limit. If an element is NaN or infinite, its v does not change.
+    Here v is a running average of the square of each element, measured after clipping. As long as v
+    is zero, the element has no limit. If an element is NaN or infinite, the v of the element does
+    not change.
 
     Args:
         threshold: θ, the largest ratio of the square of an element to v. Default: 5000.0.
-        beta: The share of the average v that is kept per step. None uses the second of `betas` of
-            the nearest link that has `betas`, such as `Adam`. Default: 0.999.
-        wait: The step from which the rule clips, counted from 1 for each parameter. In earlier
-            steps v only observes. Default: 0.
+        beta: The decay rate of the average v. None uses the second value of `betas` of the nearest
+            link that has `betas`, such as `Adam`. Default: 0.999.
+        wait: The first step in which the rule clips. Each parameter counts its own steps, from 1.
+            In earlier steps the rule only updates v. Default: 0.
         every: If not None, the count for `wait` restarts at 0 in each step whose number is a
             multiple of `every`. Default: None.
 

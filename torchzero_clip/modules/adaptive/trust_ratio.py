@@ -1,4 +1,4 @@
-"""TrustRatio: a rule that sets the norm in proportion to the weight."""
+"""TrustRatio: a rule that makes the norm of the update proportional to the norm of the weight."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from torchzero_clip.core.bounds import NonNegative
 
 
 class TrustRatio(NormRule):
-    """Layer-wise adaptive rates: scales each update to a multiple of the norm of its weight.
+    """Layer-wise adaptive rates: scales the norm of an update to a multiple of the weight norm.
 
     Use it for training with very large batches.
 
     u ← u · min(max(coefficient · ‖w‖ / ‖u‖, low), high), and u where either norm is zero
 
-    After `Adam` and `WeightDecay` it is LAMB (tested against optax). LARS scales before its
-    momentum: `WeightDecay`, `TrustRatio`, `LR`, then `Momentum` (tested against optax).
+    After `Adam` and `WeightDecay`, this rule makes LAMB (tested against optax). LARS is the chain
+    of `WeightDecay`, `TrustRatio`, `LR` and then `Momentum` (tested against optax).
 
     Args:
         coefficient: The ratio of the norm of the update to the norm of the weight. Default: 1.0.
-        dim: The elements that share one norm, as in `ClipNorm`. Default: None, each tensor.
-        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        dim: The elements that share one norm, with the same choices as in `ClipNorm`.
+            Default: None, one norm per tensor.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
         bounds: The range (low, high) of the factor that multiplies the update.
             Default: (0.0, math.inf).

@@ -1,4 +1,4 @@
-"""ZClip: a rule that finds spikes of the norm by their z-score."""
+"""ZClip: a rule that finds spikes of the norm by z-score."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from torchzero_clip.modules.adaptive.z_stat import ZStat
 
 
 class ZClip(AdaptiveRule):
-    """Norm clipping for loss spikes: finds spikes of the norm by their z-score and cuts them.
+    """Norm clipping against loss spikes: finds spikes of the norm by z-score and scales them down.
 
-    It was made for the pretraining of large language models. If the norm may jump to a new level
-    for good, use `AutoClip` instead. `ZClip` observes the norms that it has clipped, so in modes
-    "adaptive" and "mean" every norm at a new level stays a spike.
+    `ZClip` was made for the pretraining of large language models. If the norm may jump to a new
+    level for good, use `AutoClip` instead. `ZClip` averages the norms after clipping. In modes
+    "adaptive" and "mean", every norm at a new level therefore counts as a spike.
 
     z = (n - μ) / (σ + 1e-6);   if z > t: u ← u · (μ + σ t² / z) / n
 
-    Here n is the norm of the step. The averages then move to μ ← α μ + (1 - α) c and
-    v ← α v + (1 - α)(c - μ)². Here c is the norm after clipping, and σ = √v.
+    Here n is the norm of the step, and σ = √v. After the step, the averages change to
+    μ ← α μ + (1 - α) c and v ← α v + (1 - α)(c - μ)². Here c is the norm after clipping.
 
     Args:
-        alpha: The share of the averages that is kept per step. Default: 0.97.
+        alpha: The decay rate of the averages. Default: 0.97.
         z_thresh: t, the z-score above which a norm is a spike. Default: 2.5.
-        max_norm: A second, fixed limit that acts from the first step on, or None. The averages do
-            not observe its effect. Default: 1.0.
-        warmup_steps: The number of norms from which the averages start. Default: 25.
-        mode: The norm of a clipped spike: "adaptive" gives μ + σ t² / z, "mean" gives μ, and
-            "percentile" gives μ + σ t. Default: "adaptive".
+        max_norm: A second, fixed limit that acts from the first step on, or None. The averages use
+            the norm without this second limit. Default: 1.0.
+        warmup_steps: The number of norms that the rule collects before it clips. The averages start
+            from these norms. Default: 25.
+        mode: The norm of a clipped spike: "adaptive" for μ + σ t² / z, "mean" for μ, and
+            "percentile" for μ + σ t. Default: "adaptive".
         skip_on_spike: If True, the update of a spike becomes zero. Default: False.
-        dim: The tensors that share one norm: "global", "group", "layer", or None for each tensor.
-            Default: "global".
+        dim: The tensors that share one norm: "global", "group", "layer", or None for a separate
+            norm per tensor. Default: "global".
 
     Example:
         >>> import torch
@@ -72,7 +73,7 @@ class ZClip(AdaptiveRule):
 
 
 class _ZClipStat(ZStat):
-    """The averages of ZClip: a population variance, and μ moves before v, which uses the new μ."""
+    """The averages of ZClip. They start from a population variance, and v uses the new μ."""
 
     eps = 1e-6
     pure = True

@@ -16,19 +16,20 @@ from torchzero_clip.modules.adaptive.criterion import Criterion, blend, none_yet
 class ZScoreClip(AdaptiveRule):
     """Norm clipping without a threshold: the limit is the mean plus `zmax` standard deviations.
 
-    It observes raw norms, so it follows a lasting change of the norm. A spike widens the limit for
-    a while: its share of the variance falls by the factor `ema_decay` per step.
+    `ZScoreClip` observes raw norms (before clipping), so the limit follows a lasting change of the
+    norm. A spike raises the limit for a while. The contribution of the spike to the variance falls
+    by the factor `ema_decay` per step.
 
     u ← u · min(1, (m + zmax · √v) / ‖u‖), m and v the running mean and variance of the raw norms
 
-    There is no limit while v is zero, up to the rounding of m.
+    As long as v is zero, up to the rounding of m, there is no limit.
 
     Args:
         zmax: The number of standard deviations above the mean that a norm may have. Default: 3.0.
-        ema_decay: The share of m and v that is kept per step. Default: 0.99.
+        ema_decay: The decay rate of m and v. Default: 0.99.
         warmup_steps: The number of norms that the rule observes before it clips. Default: 20.
-        dim: The tensors that share one norm: "global", "group", "layer", or None for each tensor.
-            Default: "global".
+        dim: The tensors that share one norm: "global", "group", "layer", or None for a separate
+            norm per tensor. Default: "global".
         warmup: The rule that clips during the warm-up, such as `ClipNorm(1.0, dim="global")`, or
             None for no clipping. Default: None.
 
@@ -52,7 +53,7 @@ class ZScoreClip(AdaptiveRule):
 
 
 class _Score(Criterion):
-    """The mean plus `zmax` standard deviations; both averages start at the first norm."""
+    """The mean plus `zmax` standard deviations. Both averages start at the first norm."""
 
     pure = True
 

@@ -1,4 +1,4 @@
-"""ZStat: a criterion whose limit is a number of standard deviations above the average norm."""
+"""ZStat: a criterion that limits norms far above the average, measured in standard deviations."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from torchzero_clip.modules.adaptive.criterion import (
 
 
 class ZStat(Criterion):
-    """The z-score of the norm: a norm too many standard deviations above the average is a spike.
+    """The z-score of the norm: a norm more than `z_thresh` standard deviations above μ is a spike.
 
     z = (n - μ) / (√v + 1e-8);   if z > t the limit is μ + f · √v, f = clipping(z, t);
     v ← α v + (1 - α)(x - μ)²;   μ ← α μ + (1 - α) x
 
     Here n is the norm of the step and x is the observed norm, by default the norm after clipping.
-    There is no limit while v is zero, up to the rounding of μ.
+    As long as v is zero, up to the rounding of μ, there is no limit.
 
-    With clipped norms, "reciprocal" and "mean" never follow a norm that rises to a new level for
-    good: every later norm is a spike. "max" follows it. With `observe="raw"` in `AdaptiveClip`,
-    all of them follow it. They then forget a spike of J deviations after
-    log((1 - α) J²) / -log α steps.
+    Suppose the norm rises to a new level for good. If the criterion observes clipped norms, "max"
+    follows the norm, but "reciprocal" and "mean" do not: every later norm counts as a spike. With
+    `observe="raw"` in `AdaptiveClip`, all three follow the norm. They then forget a spike of J
+    standard deviations after log((1 - α) J²) / -log α steps.
 
     Args:
-        alpha: The share of the averages that is kept per step. Default: 0.97.
+        alpha: The decay rate of the averages. Default: 0.97.
         z_thresh: t, the z-score above which a norm is a spike. Default: 2.5.
         clipping: The function f: "reciprocal" for t² / z, "mean" for 0, "max" for t, or a custom
             function of (z, t). Default: "reciprocal".

@@ -1,4 +1,4 @@
-"""Rules that keep averaged weights, for evaluation or in place of a schedule."""
+"""Rules that average the weights, for evaluation or in place of a learning rate schedule."""
 
 from torchzero_clip.modules.averages.lookahead import Lookahead
 from torchzero_clip.modules.averages.schedule_free import ScheduleFree

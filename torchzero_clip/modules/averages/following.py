@@ -1,9 +1,9 @@
-"""Functions that the rules with averaged weights share: how an average starts and moves.
+"""Functions that start and update an average of weights. The rules in this folder share them.
 
-Steps are counted for each parameter, not once for the model. A parameter that is unfrozen late has
-an average of its own from that step on: it starts at the weights of that step, with the first
-share and warm-up. With a count for the model, its average would count as an old one, and would
-stay near the frozen weights.
+Each parameter counts its own steps. If you unfreeze a parameter late, its average starts in that
+step, at the weights of that step. The warm-up of the average then starts in that step as well. With
+one count for the whole model, the average of this parameter would move too slowly, and would stay
+near the frozen weights.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torchzero_clip.core import Group, TensorList, zeros_like_state
 
 
 def begun(param: Tensor) -> Tensor:
-    """Return an average that starts at the weights of a parameter, in the dtype of its state."""
+    """Return the first average of a parameter: a copy of its weights in the dtype of the state."""
     return zeros_like_state(param).copy_(param.detach())
 
 
 def follow(average: TensorList, share: Tensor, u: TensorList, group: Group) -> None:
-    """Move each average by its share toward the weights that are left after the step u.
+    """Move each average by the fraction `share` toward the weights after the step u.
 
-    The same share multiplies the average and the weights, so rounding of the share does no harm.
+    The old average and the weights use the same rounded `share`, so rounding causes no drift.
     """
     average.add_(average, alpha=-share).add_(group["params"], alpha=share).add_(u, alpha=-share)

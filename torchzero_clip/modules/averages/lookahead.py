@@ -1,4 +1,4 @@
-"""Lookahead: a rule that pulls the fast weights back to slow weights."""
+"""Lookahead: a rule that returns the weights to slow weights every `k` steps."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from torchzero_clip.modules.averages.following import begun, follow
 
 
 class Lookahead(Transform):
-    """Lookahead: every `k` steps, the weights return to slow weights that follow part of the way.
+    """Lookahead: keeps slow weights that follow the weights, and returns to them every `k` steps.
 
     Use it to stabilize another optimizer. Put it after `LR`, where the update is the step that is
     subtracted from the weights.
 
     φ ← φ + alpha (w - u - φ), and w ← φ, in every k-th step
 
-    Here φ are the slow weights and w the weights. `with opt.averaged():` evaluates the model with
-    the slow weights.
+    Here φ are the slow weights, and w are the weights of the model. Inside `with opt.averaged():`,
+    the model has the slow weights.
 
     Args:
         k: The number of steps between two returns to the slow weights. Default: 6.
-        alpha: The share of the way that φ moves toward the fast weights. Default: 0.5.
+        alpha: The step size of φ: 0 keeps the slow weights, 1 replaces them by the current weights.
+            Default: 0.5.
         start: The first slow weights: "weights" for the weights before the first step, as in the
             paper, or "sync" for the weights after the k-th step, as in timm. With "sync" the k-th
             step does not change the weights. Default: "weights".

@@ -16,25 +16,25 @@ class ScheduleFree(Transform):
     """Schedule-free training: an average of the weights replaces the decay of the learning rate.
 
     Use it if you don't know in advance how long the run will be. Put it after `LR`, where the
-    update is the step that is subtracted from the weights. Leave momentum out of the rules before
-    it, and use no schedule except a warm-up.
+    update is the step that is subtracted from the weights. The rules before it should have no
+    momentum. Use no schedule except a warm-up.
 
     z ← z - u;   x ← (1 - c) x + c z;   w ← beta · x + (1 - beta) z
 
-    Here z are the weights that receive the steps, x are the averaged weights, and w are the
-    weights of the model, where gradients are computed. `with opt.averaged():` evaluates the model
-    with x. In step t, z enters the average with the weight tʳ · (largest lr so far)ᵖ. The factor c
-    is this weight divided by the sum of all weights so far.
+    Here z are the weights that receive the steps, x are the averaged weights, and w are the weights
+    of the model, where gradients are computed. Inside `with opt.averaged():`, the model has the
+    weights x. The average x is weighted: in step t, z has the weight tʳ · (largest lr so far)ᵖ. The
+    factor c is this weight divided by the sum of the weights of all steps so far.
 
     Args:
-        beta: The position of w between z (0) and x (1), which acts as momentum. None uses the
-            first of `betas` of the nearest link that has `betas`, such as `Adam(momentum=False)`.
+        beta: The position of w between z (0) and x (1), which acts as momentum. None uses the first
+            value of `betas` of the nearest link that has `betas`, such as `Adam(momentum=False)`.
             Default: 0.9.
         r: The power of the step number in the weight of z. Default: 0.0.
         weight_lr_power: p, the power of the learning rate in the weight of z. Default: 2.0.
-        rectified: If True, the first steps are short and have small weights, as in RAdam, so no
-            warm-up is needed. It needs an `Adam` before this link, for the second of its `betas`.
-            Default: False.
+        rectified: If True, the first steps are short and count less in the average, as in RAdam, so
+            no warm-up is needed. `rectified` needs an `Adam` before this link, because it reads the
+            second value of `betas`. Default: False.
 
     Example:
         >>> import torch
@@ -85,7 +85,7 @@ class ScheduleFree(Transform):
         return u.add_(z, alpha=-c)
 
     def _rectified(self, step: Tensor, group: Group) -> Any:
-        """Return the factor of RAdam, or 0 while the second moment has too few gradients."""
+        """Return the factor of RAdam, or 0 as long as the second moment has too few gradients."""
         if not self.rectified:
             return 1.0
         beta2 = group["betas"][1]
@@ -100,5 +100,5 @@ class ScheduleFree(Transform):
 
 
 def _weight(step: Tensor, largest: Tensor, group: Group) -> Tensor:
-    """Return the weight of z in the average, for a step number and the largest rate so far."""
+    """Return the weight of z in the average, from the step number and the largest lr so far."""
     return step ** group["r"] * largest ** group["weight_lr_power"]

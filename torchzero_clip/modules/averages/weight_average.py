@@ -1,4 +1,4 @@
-"""WeightAverage: a rule that keeps the equal mean of the weights, for evaluation."""
+"""WeightAverage: a rule that keeps the plain mean of past weights, for evaluation."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torchzero_clip.modules.averages.following import begun, follow
 
 
 class WeightAverage(Transform):
-    """Stochastic weight averaging: keeps the equal mean of past weights, for evaluation.
+    """Stochastic weight averaging: keeps the plain mean of past weights, for evaluation.
 
-    Put it last, where the update is the step that is subtracted from the weights. The rule does
-    not change the update. `with opt.averaged():` evaluates the model with the mean.
+    Put it last, where the update is the step that is subtracted from the weights. The rule does not
+    change the update. Inside `with opt.averaged():`, the model has the mean of the weights.
 
     a ← a + (w - u - a) / n, the mean of n weights, for evaluation; u stays as it is
 
     Until `start` steps are done, a is equal to the weights.
 
     Args:
-        start: The number of steps before the first weights that enter the mean. Default: 0.
-        every: The number of steps between two weights that enter the mean. Default: 1.
+        start: The number of steps before averaging starts. Default: 0.
+        every: Add the weights to the mean every `every` steps. Default: 1.
 
     Example:
         >>> import torch

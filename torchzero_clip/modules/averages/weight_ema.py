@@ -13,18 +13,19 @@ from torchzero_clip.modules.averages.following import begun, follow
 class WeightEMA(Transform):
     """Weight EMA: keeps an exponential moving average of the weights, for evaluation.
 
-    Put it last, where the update is the step that is subtracted from the weights. The rule does
-    not change the update. `with opt.averaged():` evaluates the model with the average.
+    Put it last, where the update is the step that is subtracted from the weights. The rule does not
+    change the update. Inside `with opt.averaged():`, the model has the averaged weights.
 
     e ← decay · e + (1 - decay) (w - u), the weights for evaluation; u stays as it is
 
     The average e starts at the weights after the first step.
 
     Args:
-        decay: The share of the average e that is kept each time. Default: 0.999.
-        every: The number of steps between two changes of the average. Default: 1.
-        warmup: If True, the decay of the n-th change is min(decay, (1 + n) / (10 + n)), counted
-            from 0, so the average follows the first weights faster. Default: False.
+        decay: The decay rate of the average e. Default: 0.999.
+        every: Update the average every `every` steps. Default: 1.
+        warmup: If True, the n-th update of the average, counted from 0, uses the decay
+            min(decay, (1 + n) / (10 + n)). The average then follows the weights faster at first.
+            Default: False.
 
     Example:
         >>> import torch

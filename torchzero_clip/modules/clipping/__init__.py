@@ -1,4 +1,4 @@
-"""Rules that limit or set the values and norms of an update, some of them from the recent past."""
+"""Rules that limit or set the values and norms of an update. Some limits follow past updates."""
 
 from torchzero_clip.modules.clipping.centralize import Centralize
 from torchzero_clip.modules.clipping.clip_norm import ClipNorm

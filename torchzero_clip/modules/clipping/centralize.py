@@ -14,14 +14,14 @@ class Centralize(NormRule):
 
     u ← u - mean(u)
 
-    The paper takes one mean per output unit. For the layout of torch, (out, in, ...), write
-    `Centralize(dim=0, inverse_dims=True)` (tested against
+    The paper subtracts one mean per output unit. For weights of shape (out, in, ...), as in torch,
+    this is `Centralize(dim=0, inverse_dims=True)` (tested against
     Yonghongwei/Gradient-Centralization).
 
     Args:
         dim: The elements that share one mean: None for each tensor, an int or ints for each slice
             along these dims, or "layer", "group" or "global". Default: None.
-        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 2.
 
     Example:

@@ -15,21 +15,21 @@ class ClipNorm(NormRule):
 
     u ← u · min(1, max_norm / ‖u‖)
 
-    Here u is the update that the rule receives: the gradient, if the rule is the first in the
-    chain. By default each tensor has its own norm. With `dim="global"` all tensors share one
-    norm, as in `torch.nn.utils.clip_grad_norm_` (tested against torch).
+    Here u is the update that the rule receives. For the first rule of a chain, u is the gradient.
+    By default each tensor has its own norm. With `dim="global"` all tensors share one norm, as in
+    `torch.nn.utils.clip_grad_norm_` (tested against torch).
 
-    A NaN norm gives NaN: the rule does not hide a broken step. `Guard` skips such a step.
+    If the norm is NaN, the result is NaN as well. `Guard` skips such a step.
 
     Args:
         max_norm: The largest norm allowed. 0 gives zeros, and `math.inf` never clips.
         ord: The norm to measure: a number such as 2, or a name such as "l1", "linf", "rms", "std"
             or "mad". Default: 2.
-        dim: The elements that share one norm. None measures each tensor. An int or several ints
-            measure each slice along these dims. "layer" measures the tensors of a layer together,
-            "group" the tensors of a parameter group, and "global" all tensors, on all ranks.
-            Default: None.
-        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        dim: The elements that share one norm. With None, each tensor has its own norm. With an int
+            or several ints, each slice along these dims has its own norm. With "layer", "group" or
+            "global", one norm covers all tensors of a layer, all tensors of a parameter group, or
+            all tensors on all ranks. Default: None.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
 
     Example:

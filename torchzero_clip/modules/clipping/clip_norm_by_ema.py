@@ -13,28 +13,29 @@ from torchzero_clip.core.bounds import AtLeastOne, NonNegative, Share
 
 
 class ClipNormByEMA(NormRule):
-    """Norm clipping without a threshold: the limit is the norm of an average of past updates.
+    """Norm clipping without a threshold: the limit is the norm of a running average of the updates.
 
     Use it if you don't know a good threshold.
 
     m ← β m + (1 - β) u;   u ← u · min(1, max(‖m‖, eps) / ‖u‖)
 
-    The average m starts at zero, so the first steps are short: step t has about 1 - βᵗ of the
-    usual norm. `ema_init="update"` avoids this. Once ‖m‖ is above zero, it grows at most by the
-    factor `max_ema_growth` per step, and the rule scales m down to this bound. If the update of a
-    tensor contains NaN or infinity, its average does not change.
+    The average m starts at zero, so the first steps are short. The norm of step t is about 1 - βᵗ
+    times the usual norm. Use `ema_init="update"` to avoid short steps. Per step, ‖m‖ grows at most
+    by the factor `max_ema_growth`. If ‖m‖ would grow more, the rule scales m down. The first
+    increase from zero has no limit. If the update of a tensor contains NaN or infinity, the average
+    of this tensor does not change.
 
     Args:
-        beta: The share of the average m that is kept per step. Default: 0.99.
+        beta: The decay rate of the average m. Default: 0.99.
         ord: The norm to measure, as in `ClipNorm`. Default: 2.
         eps: The smallest limit. Default: 1e-6.
-        tensorwise: False measures one norm of all tensors, as `dim="global"` does. Default: True.
+        tensorwise: If False, all tensors share one norm, as with `dim="global"`. Default: True.
         max_ema_growth: The largest factor by which ‖m‖ grows per step, or None for no bound.
             Default: 1.5.
-        ema_init: The start of the average: "zeros", or "update" for the first update that the rule
-            receives. Default: "zeros".
-        dim: The tensors that share one norm: None for each tensor, "layer", "group" or "global".
-            Slices are not supported. Default: None.
+        ema_init: The first value of the average: "zeros", or "update" for the first update that the
+            rule receives. Default: "zeros".
+        dim: The tensors that share one norm: None for a separate norm per tensor, or "layer",
+            "group" or "global". Slices are not supported. Default: None.
 
     Example:
         >>> import torch
@@ -89,13 +90,13 @@ class ClipNormByEMA(NormRule):
         return buckets
 
     def _weights(self, state: UnitState, betas: list[Any]) -> list[Tensor]:
-        """Return the weight of the update in the average of each unit, for the β of every group."""
+        """Return the weight of the update in the average: for each β, a vector over the units."""
         started = state["started"]
         first = (started == 0) & (self.ema_init == "update")
         weights = [torch.zeros_like(started) + (1 - beta) for beta in betas]
         return [torch.where(first, 1.0, weight) for weight in weights]
 
     def _bounds(self, before: Tensor, growths: list[Any]) -> list[Tensor]:
-        """Return the largest ‖m‖ for the growth of every group; infinity before ‖m‖ is above 0."""
+        """Return the largest allowed ‖m‖, for each group. As long as ‖m‖ is 0, this is infinity."""
         bounds = [before * (math.inf if growth is None else growth) for growth in growths]
         return [torch.where(before > 0, bound, math.inf) for bound in bounds]

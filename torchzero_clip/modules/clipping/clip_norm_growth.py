@@ -13,28 +13,29 @@ from torchzero_clip.core.bounds import AtLeastOne, NonNegative
 
 
 class ClipNormGrowth(NormRule):
-    """Norm clipping without a threshold: the norm may grow only by a limited amount per step.
+    """Norm clipping without a threshold: limits how much the norm may grow per step.
 
-    Use it to cut short spikes without a fixed threshold. If the norm jumps to a higher level and
-    stays there, the limit follows in log(jump) / log(mul) steps.
+    Use it against short spikes. If the norm jumps to a higher level and stays there, the limit
+    reaches the new level in log(jump) / log(mul) steps, where `jump` is the ratio of the two
+    levels.
 
     u ← u · min(1, L / ‖u‖),   L = min(p + add, max(p, min_value) · mul);
     p ← max(‖u‖, p / max_decay)
 
-    Here p remembers the norm after clipping. There is no limit until the rule has seen a norm
-    above zero.
+    Here p is the norm of the previous step, measured after clipping. `max_decay` limits how fast p
+    falls. There is no limit before the first norm above zero.
 
     Args:
         add: The largest increase of the norm per step, as a difference. Default: None, no limit.
         mul: The largest increase of the norm per step, as a factor. Default: 1.5.
-        min_value: The factor `mul` multiplies this value if p is smaller. Default: 1e-4.
+        min_value: If p is smaller than `min_value`, `mul` multiplies `min_value` instead of p.
+            Default: 1e-4.
         max_decay: The largest factor by which p falls per step, or None for no bound.
             Default: 2.0.
         ord: The norm to measure, as in `ClipNorm`. Default: 2.
-        parameterwise: False measures one norm of all tensors, as `dim="global"` does.
-            Default: True.
-        dim: The tensors that share one norm: None for each tensor, "layer", "group" or "global".
-            Slices are not supported. Default: None.
+        parameterwise: If False, all tensors share one norm, as with `dim="global"`. Default: True.
+        dim: The tensors that share one norm: None for a separate norm per tensor, or "layer",
+            "group" or "global". Slices are not supported. Default: None.
 
     Example:
         >>> import torch
@@ -88,6 +89,6 @@ class ClipNormGrowth(NormRule):
 
 
 def check_growth(rule: Any) -> None:
-    """Raise ValueError if a rule has neither `add` nor `mul`, and so no limit."""
+    """Raise ValueError if a rule has neither `add` nor `mul`. Such a rule would have no limit."""
     if rule.add is None and rule.mul is None:
         raise ValueError(f"{type(rule).__name__}: give add or mul, got None for both")

@@ -1,4 +1,4 @@
-"""ClipPercentile: a rule that limits elements to a percentile of their magnitudes."""
+"""ClipPercentile: a rule that limits every element to a percentile of all magnitudes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torchzero_clip.core.norms import percentile, percentiles, percentiles_of_ra
 
 
 class ClipPercentile(Transform):
-    """Value clipping without a threshold: the limit is a percentile of the magnitudes in u itself.
+    """Value clipping without a threshold: the limit is a percentile of the magnitudes of u itself.
 
-    Use it to cut the largest elements of every update, whatever their scale.
+    Use it to limit the largest elements of every update, even if the scale of the updates changes.
 
     u ← min(max(u, -b), b), b the value at ⌊percentile · (len - 1) / 100⌋ of the sorted |u|
 
-    The rule needs whole tensors. It gathers sharded tensors one at a time. With `dim="global"`
-    every rank holds all tensors at once. With a `process_group`, the percentile covers all
-    pipeline stages, and every stage needs the same number of parameter groups.
+    The rule needs whole tensors, so it gathers sharded tensors, one at a time. With `dim="global"`,
+    each rank stores all gathered tensors at once. With a `process_group`, the percentile covers all
+    pipeline stages. Every stage then needs the same number of parameter groups.
 
     Args:
-        percentile: The percentile, from 0 (the smallest magnitude is the limit) to 100 (nothing
-            changes).
-        dim: None for one percentile per tensor, or "global" for one percentile of all tensors.
-            Default: None.
+        percentile: The percentile, from 0 to 100. With 0 the limit is the smallest magnitude. With
+            100 nothing changes.
+        dim: None for a separate percentile per tensor, or "global" for one percentile of all
+            tensors. Default: None.
 
     Example:
         >>> import torch
@@ -55,7 +55,7 @@ class ClipPercentile(Transform):
         return buckets
 
     def _bounds(self, buckets: list[Bucket], wholes: list[list[Tensor]]) -> list[TensorList]:
-        """Return the bound of every tensor, as one list for each bucket."""
+        """Return the limit of every tensor: a list of limits for each bucket."""
         if self.dim == "global":
             shared_bounds = self._of_all(buckets, wholes)
             bounds = [[b] * len(tensors) for b, tensors in zip(shared_bounds, wholes, strict=True)]
@@ -68,7 +68,7 @@ class ClipPercentile(Transform):
         ]
 
     def _of_all(self, buckets: list[Bucket], wholes: list[list[Tensor]]) -> list[Tensor]:
-        """Return the percentile of all magnitudes, of all stages, for each bucket."""
+        """Return, for each bucket, the percentile of all magnitudes on all pipeline stages."""
         step = buckets[0].step
         link = buckets[0].bound
         together = [t.to(buckets[0].device) for tensors in wholes for t in tensors]

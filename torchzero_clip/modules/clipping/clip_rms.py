@@ -16,14 +16,14 @@ class ClipRMS(NormRule):
 
     u ← u / max(1, RMS(u) / max_rms)
 
-    Adafactor clips u / √v in this way, before its momentum. After `Adam`, this rule measures an
-    update that contains the momentum, which neither Adafactor nor StableAdamW does.
+    Adafactor clips u / √v in this way, before momentum. If you put `ClipRMS` after `Adam`, the rule
+    clips an update that contains the momentum. That differs from Adafactor and StableAdamW.
 
     Args:
         max_rms: The largest root mean square allowed. Default: 1.0.
-        dim: The elements that share one root mean square, as in `ClipNorm`. Default: None, each
-            tensor.
-        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        dim: The elements that share one root mean square, with the same choices as in `ClipNorm`.
+            Default: None, one root mean square per tensor.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
 
     Example:

@@ -14,23 +14,23 @@ from torchzero_clip.core.transform import dropping
 
 
 class ClipValueByEMA(Transform):
-    """Value clipping without a threshold: each element has the average of its magnitude as limit.
+    """Value clipping without a threshold: the limit of an element is its average magnitude.
 
     Use it if single elements spike and you don't know a good threshold.
 
     m ← β m + (1 - β) |u|;   u ← min(max(u, -m), m)
 
-    The average includes the element of the current step, so a sudden spike is cut to about 1 - β
-    of itself. If an element is NaN or infinite, its average does not change.
+    The average m includes the current update, so a sudden spike is reduced to about 1 - β times its
+    size. If an element is NaN or infinite, the m of this element does not change.
 
     Args:
-        beta: The share of the average m that is kept per step. Default: 0.99.
-        ema_init: The start of the average: "zeros", or "update" for the first update that the rule
-            receives. Default: "zeros".
+        beta: The decay rate of the average m. Default: 0.99.
+        ema_init: The first value of the average: "zeros", or "update" for the first update that the
+            rule receives. Default: "zeros".
         ema_tfm: A rule or Chain that computes the limit from m, such as `Scale(2.0)`. The limit is
-            the magnitude of its result, and m itself does not change. The rules in it must return
-            a result for every parameter in every step: guards, `Freeze`, `Accumulate` and classes
-            with `drops = True` raise an error. Default: None, the limit is m.
+            the magnitude of the result. The average m does not change. The rules inside must return
+            a result for every parameter in every step, so guards, `Freeze`, `Accumulate` and
+            classes with `drops = True` raise an error. Default: None, the limit is m.
 
     Example:
         >>> import torch

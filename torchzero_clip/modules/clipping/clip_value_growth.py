@@ -13,20 +13,22 @@ from torchzero_clip.modules.clipping.clip_norm_growth import check_growth
 
 
 class ClipValueGrowth(Transform):
-    """Value clipping without a threshold: a magnitude may grow only by a limited amount a step.
+    """Value clipping without a threshold: limits how much each magnitude may grow per step.
 
-    It is `ClipNormGrowth` for single elements. Use it if single elements spike.
+    This rule is like `ClipNormGrowth`, but for single elements. Use it if single elements spike.
 
     u ← sign(u) · min(|u|, L),   L = min(p + add, max(p, min_value) · mul);
     p ← max(|u|, p / max_decay)
 
-    Here p remembers the magnitude after clipping. There is no limit until the rule has seen a
-    value other than zero. If an element is NaN or infinite, its p does not change.
+    Here p is the magnitude in the previous step, measured after clipping. `max_decay` limits how
+    fast p falls. An element has no limit before its first nonzero value. If an element is NaN or
+    infinite, the p of this element does not change.
 
     Args:
         add: The largest increase of a magnitude per step, as a difference. Default: None, no limit.
         mul: The largest increase of a magnitude per step, as a factor. Default: 1.5.
-        min_value: The factor `mul` multiplies this value if p is smaller. Default: 1e-4.
+        min_value: If p is smaller than `min_value`, `mul` multiplies `min_value` instead of p.
+            Default: 1e-4.
         max_decay: The largest factor by which p falls per step, or None for no bound.
             Default: 2.0.
 

@@ -1,4 +1,4 @@
-"""DeltaClip: a rule that limits the norm, but never scales by less than delta."""
+"""DeltaClip: a rule that limits the norm, but never multiplies by less than `delta`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torchzero_clip.core.bounds import Fraction, NonNegative
 
 
 class DeltaClip(NormRule):
-    """Norm clipping with a smallest factor: a large update is never scaled by less than `delta`.
+    """Norm clipping with a smallest factor: never multiplies an update by less than `delta`.
 
-    Use it in place of `ClipNorm` if very large gradients should still take larger steps than
-    others. Its convergence is proven for wide networks.
+    Use it in place of `ClipNorm` if a very large gradient should still lead to a larger step. The
+    paper proves convergence for wide networks.
 
     u ← u · min(1, max(delta, max_norm / ‖u‖))
 
@@ -21,8 +21,9 @@ class DeltaClip(NormRule):
         max_norm: The largest norm that passes unchanged.
         delta: The smallest factor that the rule multiplies an update by. Default: 1e-3.
         ord: The norm to measure, as in `ClipNorm`. Default: 2.
-        dim: The elements that share one norm, as in `ClipNorm`. Default: None, each tensor.
-        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        dim: The elements that share one norm, with the same choices as in `ClipNorm`.
+            Default: None, one norm per tensor.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
 
     Example:

@@ -8,9 +8,9 @@ from torchzero_clip.core import Group, Live, State, TensorList, Transform
 
 
 class NanToNum(Transform):
-    """NanToNum replaces NaN, +inf and -inf in the update by numbers.
+    """NanToNum replaces NaN, +inf and -inf in the update with finite numbers.
 
-    It hides that the model has produced NaN. Prefer `Guard`, which skips such a step.
+    This rule hides NaN gradients. Prefer `Guard`, which skips a step with NaN gradients.
 
     u ← u with NaN, +inf and -inf replaced
 

@@ -15,8 +15,8 @@ from torchzero_clip.core.bounds import NonNegative
 class Normalize(NormRule):
     """Normalized gradient: scales every update, up or down, to the norm `norm_value`.
 
-    Use it if the length of the gradient should not matter: the learning rate alone decides how
-    long a step is.
+    Use it if the norm of the gradient should not matter. The length of a step then depends only on
+    the learning rate.
 
     u ← u · norm_value / ‖u‖
 
@@ -26,8 +26,9 @@ class Normalize(NormRule):
         norm_value: The norm of every result. Default: 1.0.
         ord: The norm to measure: a number such as 2, or a name such as "l1", "linf", "rms", "std"
             or "mad". Default: 2.
-        dim: The elements that share one norm, as in `ClipNorm`. Default: None, each tensor.
-        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        dim: The elements that share one norm, with the same choices as in `ClipNorm`.
+            Default: None, one norm per tensor.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
         per_shape: A factor for `norm_value` that depends on the shape of a matrix. "sqrt_min" is
             √min(rows, columns), the norm of a matrix with orthonormal rows or columns. "sqrt_rows"
@@ -77,7 +78,7 @@ class Normalize(NormRule):
 
 
 def _factor_of_shape(shape: torch.Size, is_stack: bool, by_shorter_side: bool) -> float:
-    """Return √min(rows, columns), or √rows, for the shape of a matrix or of a stack of matrices."""
+    """Return √min(rows, columns), or √rows, of a matrix or of each matrix in a stack."""
     first = max(len(shape) - 2, 0) if is_stack else 0
     rows = math.prod(shape[first : first + 1])
     columns = math.prod(shape[first + 1 :])

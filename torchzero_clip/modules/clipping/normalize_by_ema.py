@@ -6,23 +6,23 @@ from torchzero_clip.modules.clipping.clip_norm_by_ema import ClipNormByEMA
 
 
 class NormalizeByEMA(ClipNormByEMA):
-    """NormalizeByEMA scales every update, up or down, to the norm of an average of past updates.
+    """NormalizeByEMA scales every update, up or down, to the norm of an average of the updates.
 
-    It is `ClipNormByEMA` that also scales small updates up.
+    This rule is like `ClipNormByEMA`, but it also scales small updates up.
 
     m ← β m + (1 - β) u;   u ← u · max(‖m‖, eps) / ‖u‖
 
     Args:
-        beta: The share of the average m that is kept per step. Default: 0.99.
+        beta: The decay rate of the average m. Default: 0.99.
         ord: The norm to measure, as in `ClipNorm`. Default: 2.
         eps: The smallest norm of a result. Default: 1e-6.
-        tensorwise: False measures one norm of all tensors, as `dim="global"` does. Default: True.
+        tensorwise: If False, all tensors share one norm, as with `dim="global"`. Default: True.
         max_ema_growth: The largest factor by which ‖m‖ grows per step, or None for no bound.
             Default: 1.5.
-        ema_init: The start of the average: "zeros", or "update" for the first update that the rule
-            receives. Default: "zeros".
-        dim: The tensors that share one norm: None for each tensor, "layer", "group" or "global".
-            Slices are not supported. Default: None.
+        ema_init: The first value of the average: "zeros", or "update" for the first update that the
+            rule receives. Default: "zeros".
+        dim: The tensors that share one norm: None for a separate norm per tensor, or "layer",
+            "group" or "global". Slices are not supported. Default: None.
 
     Example:
         >>> import torch

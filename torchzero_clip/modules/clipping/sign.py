@@ -11,11 +11,12 @@ from torchzero_clip.core.traits import Bounding
 class Sign(Transform, Bounding):
     """Sign descent: every element of the update becomes 1, -1 or 0.
 
-    All weights move equally far per step, so the learning rate must be small, as with `Adam`.
+    All weights change by the same amount per step, so the learning rate must be small, as with
+    `Adam`.
 
     u ← sign(u); NaN stays NaN
 
-    After `EMA` this is the method Signum (tested against pytorch_optimizer).
+    `Sign` after `EMA` is the method Signum (tested against pytorch_optimizer).
 
     Example:
         >>> import torch

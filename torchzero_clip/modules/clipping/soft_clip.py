@@ -10,10 +10,10 @@ from torchzero_clip.core.bounds import NonNegative
 
 
 class SoftClip(NormRule):
-    """Smooth norm clipping: the norm approaches `max_norm` and never exceeds it.
+    """Smooth norm clipping: every norm is reduced, and large norms approach `max_norm`.
 
-    Use it in place of `ClipNorm` if the limit should have no corner. Small updates pass almost
-    unchanged, and every update shrinks a little.
+    Use it in place of `ClipNorm` if the new norm should depend smoothly on the old norm. Every
+    update shrinks, but small updates shrink only a little.
 
     u ← u / (1 + ‖u‖ / max_norm)
 
@@ -21,8 +21,9 @@ class SoftClip(NormRule):
         max_norm: The norm that large updates approach.
         ord: The norm to measure: a number such as 2, or a name such as "l1", "linf", "rms", "std"
             or "mad". Default: 2.
-        dim: The elements that share one norm, as in `ClipNorm`. Default: None, each tensor.
-        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        dim: The elements that share one norm, with the same choices as in `ClipNorm`.
+            Default: None, one norm per tensor.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
 
     Example:

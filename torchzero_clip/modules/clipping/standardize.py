@@ -1,4 +1,4 @@
-"""Standardize: a rule that sets mean and standard deviation."""
+"""Standardize: a rule that sets the mean to zero and the standard deviation to one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Standardize(NormRule):
 
     u ← (u - mean(u)) / (std(u) + eps)
 
-    The standard deviation is the unbiased one. An update whose elements are all equal, up to
-    rounding, becomes zeros. A single element passes unchanged.
+    The rule uses the unbiased standard deviation. If all elements of an update are equal, up to
+    rounding, the result is zero. A tensor with a single element passes unchanged.
 
     Args:
         eps: A small number that is added to the standard deviation. Default: 1e-8.
-        dim: The elements that share one mean and standard deviation, as in `ClipNorm`.
-            Default: None, each tensor.
-        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        dim: The elements that share one mean and one standard deviation, with the same choices as
+            in `ClipNorm`. Default: None, which treats each tensor separately.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 2.
 
     Example:

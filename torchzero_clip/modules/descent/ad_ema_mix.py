@@ -16,8 +16,8 @@ from torchzero_clip.core.state import averages_of
 class AdEMAMix(Transform):
     """AdEMAMix: Adam with a second, much slower average of the gradients.
 
-    Use it for long runs, in which very old gradients still help. It needs one more tensor of state
-    per parameter than `Adam`.
+    Use it for long runs, in which very old gradients still help. The state has one more tensor per
+    parameter than the state of `Adam`.
 
     u ← (m̂ + alpha · s) / (√v̂ + eps);   s ← β₃ s + (1 - β₃) u
 
@@ -25,13 +25,13 @@ class AdEMAMix(Transform):
     correction.
 
     Args:
-        betas: The shares of m, v and s that are kept per step. Default: (0.9, 0.999, 0.9999).
+        betas: The decay rates of the averages m, v and s. Default: (0.9, 0.999, 0.9999).
         alpha: The weight of the slow average. Default: 2.0.
         eps: A small number that is added to the denominator. Default: 1e-8.
-        alpha_warmup: The number of steps in which alpha grows linearly from 0, or None.
-            Default: None.
-        beta3_warmup: The number of steps in which the half-life of s grows from the half-life of
-            m, or None. Default: None.
+        alpha_warmup: The number of steps in which `alpha` grows linearly from 0, or None for no
+            warm-up. Default: None.
+        beta3_warmup: The number of steps in which β₃ grows from β₁ to its full value, or None for
+            no warm-up. The half-life of s grows linearly. Default: None.
 
     Example:
         >>> import torch
@@ -76,7 +76,7 @@ class AdEMAMix(Transform):
         return alpha if steps is None else (t / steps).clamp(max=1) * alpha
 
     def _beta3(self, t: Tensor, group: Group) -> Any:
-        """Return β₃ in step t. In the warm-up its half-life grows linearly from that of β₁."""
+        """Return β₃ in step t. The warm-up starts at β₁, and the half-life grows linearly."""
         steps = group["beta3_warmup"]
         beta1, _, beta3 = group["betas"]
         if steps is None:

@@ -1,4 +1,4 @@
-"""AdaBelief: momentum divided by the deviation of gradients from the momentum."""
+"""AdaBelief: Adam that divides by the deviation of the gradients from their average."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torchzero_clip.modules.descent.radam import rectified
 
 
 class AdaBelief(Transform):
-    """AdaBelief: Adam that divides by how far each gradient is from the average of the gradients.
+    """AdaBelief: Adam that divides by the deviation of the gradients from their average.
 
-    If gradients agree with their average, steps are longer than with `Adam`. If not, they are
+    If gradients are close to their average, steps are longer than with `Adam`. Otherwise steps are
     shorter.
 
     m ← β₁ m + (1 - β₁) u;   s ← β₂ s + (1 - β₂)(u - m)² + eps;   u ← m̂ / (√ŝ + eps)
@@ -21,11 +21,11 @@ class AdaBelief(Transform):
     Here m̂ and ŝ are m and s with bias correction.
 
     Args:
-        betas: The shares of m and s that are kept per step. Default: (0.9, 0.999).
-        eps: A small number that is added to s in every step, and to the denominator.
+        betas: The decay rates of the averages m and s. Default: (0.9, 0.999).
+        eps: A small number that is added to s in every step. It is also added to the denominator.
             Default: 1e-16.
-        rectify: If True, the first steps use momentum without division until s is reliable, as
-            `RAdam` does. Default: True.
+        rectify: If True, steps use momentum without division until s is reliable, as in `RAdam`.
+            Default: True.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Adadelta: a rule whose step size comes from its own past steps."""
+"""Adadelta: a rule that computes the step size from past steps."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torchzero_clip.core.bounds import NonNegative, Share
 
 
 class Adadelta(Transform):
-    """Adadelta: scales gradients so that steps are as large as the average past step.
+    """Adadelta: scales gradients so that each step is as large as the average past step.
 
-    It needs no tuned learning rate: use it with `LR(1.0)`.
+    You need not tune a learning rate. Use `Adadelta` with `LR(1.0)`.
 
     v ← ρ v + (1 - ρ) u²;   u ← u √(d + eps) / √(v + eps);   d ← ρ d + (1 - ρ) u²
 
     Here v is the average of squared gradients and d the average of squared steps.
 
     Args:
-        rho: The share of the averages v and d that is kept per step. Default: 0.9.
-        eps: A small number that is added to both averages. Its root is about the size of the first
-            step. Default: 1e-6.
+        rho: The decay rate of the averages v and d. Default: 0.9.
+        eps: A small number that is added to both averages. The size of the first step is about
+            √eps. Default: 1e-6.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Adafactor: second moments of rows and columns, and steps relative to the weights."""
+"""Adafactor: an adaptive rule with little state and with steps relative to the weights."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ SECOND = Factored("row_var", "col_var", "variance")
 class Adafactor(NormRule):
     """Adafactor: an adaptive rule with little state, and with steps relative to the weights.
 
-    Use it to save memory: a matrix needs one number of state per row and per column.
+    Use it to save memory. For a matrix, the state has one number per row and one per column.
 
     u ← α · u / √V / max(1, RMS(u / √V) / d);   α = max(ε₂, RMS(w)) · min(1, 1 / (lr · √t))
 
     The second moment is V ← V + t^τ (u² - V), with τ = beta2_decay. For a tensor with two or more
-    dims, V is stored as averages of rows and of columns. With `LR` after it, the RMS of a step is
-    at most min(lr, 1 / √t) · d times the RMS of the weights. With `WeightDecay` between this rule
-    and `LR` it is Adafactor (tested against torch).
+    dims, the state stores only the averages of the rows and of the columns of V. If `LR` follows
+    this rule, the RMS of a step is at most min(lr, 1 / √t) · d times the RMS of the weights. With
+    `WeightDecay` between this rule and `LR` the chain is Adafactor (tested against torch).
 
     Args:
-        beta2_decay: τ, the power of the step number that is the weight of a new square in V.
+        beta2_decay: τ. A new square enters V with the weight t^τ, where t is the step number.
             Default: -0.8.
-        eps: (ε₁, ε₂). ε₁ is the smallest √V; None uses the machine epsilon of the dtype of the
-            parameter. ε₂ is the smallest RMS of the weights. Default: (None, 1e-3).
+        eps: (ε₁, ε₂). ε₁ is the smallest √V. If ε₁ is None, it is the machine epsilon of the
+            parameter's dtype. ε₂ is the smallest RMS of the weights. Default: (None, 1e-3).
         d: The largest RMS of the update before it is scaled by α. Default: 1.0.
 
     Example:
@@ -87,6 +87,6 @@ class Adafactor(NormRule):
 
 
 def _smallest(bucket: Bucket, group: Group) -> float | Tensor:
-    """Return the smallest √V, by default the machine epsilon of the dtype."""
+    """Return ε₁, the smallest √V. By default, this is the machine epsilon of the dtype."""
     eps: float | Tensor | None = group["eps"][0]
     return torch.finfo(bucket.dtype).eps if eps is None else eps

@@ -1,4 +1,4 @@
-"""Adagrad: the update divided by the root of the sum of its squares."""
+"""Adagrad: a rule that divides each gradient by the root of the sum of past squares."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from torchzero_clip.core.torch_private import fused
 
 
 class Adagrad(Transform):
-    """Adagrad: divides each gradient element by the root of the sum of its past squares.
+    """Adagrad: divides each element of the gradient by the root of the sum of its past squares.
 
-    Use it for sparse features: elements with rare gradients take larger steps.
+    Use it for sparse features. Weights that rarely have a gradient take larger steps.
 
     s ← s + u²;   u ← u / (√s + eps) / (1 + (t - 1) · lr_decay)
 
     Here t is the step number, counted from 1.
 
     Args:
-        lr_decay: The additional decay of the step size per step. Default: 0.0.
+        lr_decay: The speed at which the step size also decays with the step number. Default: 0.0.
         initial_accumulator_value: The first value of s. Default: 0.0.
         eps: A small number that is added to the denominator. Default: 1e-10.
 
@@ -69,5 +69,5 @@ class Adagrad(Transform):
 
 
 def filled_like_state(param: Tensor, value: float) -> Tensor:
-    """Return state with one value everywhere; for a complex parameter, in both parts."""
+    """Return state filled with one value. For a complex parameter, both parts have this value."""
     return zeros_like_state(param) + (complex(value, value) if param.is_complex() else value)

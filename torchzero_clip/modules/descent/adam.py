@@ -13,20 +13,21 @@ from torchzero_clip.core.torch_private import fused
 class Adam(Transform):
     """Adam: momentum divided by the root of the average squared gradient.
 
-    It is the usual choice for most models. With `WeightDecay` after it this is
-    AdamW (tested against torch).
+    `Adam` is the usual choice for most models. With `WeightDecay` after it, this is AdamW
+    (tested against torch).
 
     m ← β₁ m + (1 - β₁) u;   v ← β₂ v + (1 - β₂) u²;   u ← m̂ / (√v̂ + eps)
 
     Here m̂ = m / (1 - β₁ᵗ) and v̂ = v / (1 - β₂ᵗ), where t is the step number of each parameter.
 
     Args:
-        betas: The shares of the averages m and v that are kept per step. Default: (0.9, 0.999).
+        betas: The decay rates of the averages m and v. Default: (0.9, 0.999).
         eps: A small number that is added to the denominator. Default: 1e-8.
         amsgrad: If True, divide by the largest v so far. Default: False.
-        bias_correction: If False, m̂ is m and v̂ is v, as in the optimizer of BERT. Default: True.
-        momentum: If False, β₁ counts as 0. Use it before a link that has the momentum, such as
-            `ScheduleFree`. Default: True.
+        bias_correction: If False, use m and v in place of m̂ and v̂, as in the optimizer of BERT.
+            Default: True.
+        momentum: If False, β₁ counts as 0, so there is no momentum. Use `momentum=False` before a
+            link that replaces the momentum, such as `ScheduleFree`. Default: True.
 
     Example:
         >>> import torch

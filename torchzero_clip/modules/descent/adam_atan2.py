@@ -10,17 +10,17 @@ from torchzero_clip.core.state import averages_of
 
 
 class AdamAtan2(Transform):
-    """AdamAtan2: Adam with an arctangent in place of the division, so that it needs no eps.
+    """AdamAtan2: Adam with an arctangent in place of the division, so that no eps is needed.
 
-    Use it if gradients may be very small: the result does not depend on the scale of the gradients.
+    Use it if gradients may be very small. The result does not depend on the scale of the gradients.
 
     u ← a · atan2(m̂, b √v̂)
 
-    Here m̂ and v̂ are the averages of `Adam`. The arctangent is close to the ratio if the ratio is
-    small, and at most a · π / 2. It is 0 if m̂ and v̂ are 0.
+    Here m̂ and v̂ are the averages of `Adam`. If m̂ is small compared with b √v̂, the result is
+    close to a · m̂ / (b √v̂). The result is at most a · π / 2. If m̂ and v̂ are 0, the result is 0.
 
     Args:
-        betas: The shares of the averages m and v that are kept per step. Default: (0.9, 0.99).
+        betas: The decay rates of the averages m and v. Default: (0.9, 0.99).
         a: The factor of the angle. Default: 1.27.
         b: The factor of √v̂. Default: 1.0.
 

@@ -17,7 +17,7 @@ class Adamax(Transform):
     Here t is the step number of each parameter.
 
     Args:
-        betas: The share of m that is kept per step, and the factor by which s falls per step.
+        betas: The decay rate of the average m, and the factor by which s falls per step.
             Default: (0.9, 0.999).
         eps: A small number that is added to |u|, so that s is above zero. Default: 1e-8.
 

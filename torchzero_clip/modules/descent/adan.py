@@ -1,4 +1,4 @@
-"""Adan: Adam with an average of the changes of the gradient."""
+"""Adan: Adam with a third average, the average change of the gradient."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torchzero_clip.core.state import averages_of
 
 
 class Adan(Transform):
-    """Adan: Adam with a third average, of the change from one gradient to the next.
+    """Adan: Adam with a third average: the average change from one gradient to the next.
 
-    The average of changes predicts the next gradient, as Nesterov momentum does. The rule needs
-    two more tensors of state per parameter than `Adam`.
+    The average change helps to predict the next gradient. Nesterov momentum does the same. The
+    state has two more tensors per parameter than the state of `Adam`.
 
     u ← (m̂ + β₂ d̂) / (√n̂ + eps);   m, d and n average u, u - p and (u + β₂ (u - p))²
 
@@ -21,7 +21,7 @@ class Adan(Transform):
     averages m̂, d̂ and n̂ have bias correction.
 
     Args:
-        betas: The shares of m, d and n that are kept per step. Default: (0.98, 0.92, 0.99).
+        betas: The decay rates of the averages m, d and n. Default: (0.98, 0.92, 0.99).
         eps: A small number that is added to the denominator. Default: 1e-8.
 
     Example:

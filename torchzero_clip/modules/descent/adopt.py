@@ -1,4 +1,4 @@
-"""ADOPT: momentum of gradients that are divided by the second moment of earlier gradients."""
+"""ADOPT: Adam that divides each gradient by the second moment of earlier gradients only."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from torchzero_clip.core.state import averages_of
 
 
 class ADOPT(Transform):
-    """ADOPT: Adam that divides each gradient by the second moment of the gradients before it.
+    """ADOPT: Adam that divides each gradient by the second moment of earlier gradients only.
 
-    It converges with any β₂, which `Adam` does not.
+    `ADOPT` converges with any β₂. `Adam` does not.
 
     m ← β₁ m + (1 - β₁) clip(u / max(√v, eps));   v ← β₂ v + (1 - β₂) u²;   u ← m
 
-    Each element is clipped to the magnitude (t - 1)^clip_power, where t is the step number. The
-    first step only sets v = u², and its update is zero.
+    In the formula, clip limits the magnitude of each element to (t - 1)^clip_power, where t is the
+    step number. The first step only sets v = u². The update of the first step is zero.
 
     Args:
-        betas: The shares of m and v that are kept per step. Default: (0.9, 0.9999).
+        betas: The decay rates of the averages m and v. Default: (0.9, 0.9999).
         eps: The smallest √v. Default: 1e-6.
-        clip_power: The power of the number of earlier steps that limits an element, or None for no
-            limit. Default: 0.25.
-        weight_decay: The multiple of the parameter that is added to the update, except in the
-            first step. Default: 0.0.
-        decouple: If False, the weight decay is added to the gradient instead. Default: True.
+        clip_power: The power in the limit of an element, (t - 1)^clip_power, or None for no limit.
+            Default: 0.25.
+        weight_decay: The factor of the weight decay: `weight_decay` · w is added to the update,
+            except in the first step. Default: 0.0.
+        decouple: If False, the weight decay is added to the gradient (L2 regularization) instead of
+            the update. Default: True.
 
     Example:
         >>> import torch

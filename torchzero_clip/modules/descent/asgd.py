@@ -1,4 +1,4 @@
-"""ASGD: gradient descent with shrinking steps, and the average of its weights."""
+"""ASGD: gradient descent with shrinking steps that also averages the weights."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from torchzero_clip.core.state import statistic
 
 
 class ASGD(Transform):
-    """Averaged SGD: gradient descent with shrinking steps, and the average of its weights.
+    """Averaged SGD: gradient descent with shrinking steps that also averages the weights.
 
-    Put it last: it has the learning rate, in place of `LR`.
+    Put it last, in place of `LR`, because `ASGD` has its own learning rate.
 
     u ← η (u + lambd · w);   a ← a + μ (w - u - a);   η ← lr / (1 + lambd · lr · t)^alpha
 
-    The average a is stored in `opt.state[p]["ASGD/ax"]`. Up to step t0 it is equal to the weights.
-    After that it is their mean, with μ = 1 / max(1, t - 1 - t0).
+    The average a is stored in `opt.state[p]["ASGD/ax"]`. Up to step t0 the average is equal to the
+    weights. After that, the average is the mean of the weights since step t0, with
+    μ = 1 / max(1, t - 1 - t0).
 
     Args:
-        lr: The first step size. A change of `lr` acts one step later. Default: 1e-2.
-        lambd: The multiple of the weights that is added to the gradient, and the speed with which
+        lr: The first step size. If you change `lr`, the change acts one step later. Default: 1e-2.
+        lambd: The factor of the weights that are added to the gradient. It also sets how fast the
             steps shrink. Default: 1e-4.
-        alpha: The power with which steps shrink. Default: 0.75.
-        t0: The step after which the weights are averaged. Default: 1e6.
+        alpha: The exponent in the formula of η. A larger exponent shrinks the steps faster.
+            Default: 0.75.
+        t0: The step after which averaging starts. Default: 1e6.
 
     Example:
         >>> import torch

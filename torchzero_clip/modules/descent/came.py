@@ -1,4 +1,4 @@
-"""CAME: Adafactor with momentum that is scaled by its confidence."""
+"""CAME: Adafactor with momentum, and with shorter steps if updates deviate from the momentum."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ INSTABILITY = Factored("exp_avg_res_row", "exp_avg_res_col")
 
 
 class CAME(NormRule):
-    """CAME: Adafactor with momentum, and shorter steps if updates are far from the momentum.
+    """CAME: Adafactor with momentum, and with shorter steps if updates deviate from the momentum.
 
-    Use it to save memory: for a matrix, both second moments are stored per row and per column.
-    Only the momentum is a whole tensor.
+    Use it to save memory. For a matrix, the state stores V and S as averages of rows and of
+    columns. Only the momentum has the size of the parameter.
 
     m ← β₁ m + (1 - β₁) ũ;   ũ = u / √V / max(1, RMS(u / √V) / threshold);   u ← m / √S
 
-    V is the average of u² + ε₁ with β₂, and S is the average of (ũ - m)² + ε₂ with β₃. For tensors
-    with fewer than two dims, V is stored as a whole, and S is 1.
+    V is the running average of u² + ε₁, with decay rate β₂. S is the running average of
+    (ũ - m)² + ε₂, with decay rate β₃. For tensors with fewer than two dims, the state stores the
+    whole V, and S is 1.
 
     Args:
-        betas: The shares of m, V and S that are kept per step. Default: (0.9, 0.999, 0.9999).
+        betas: The decay rates of the averages m, V and S. Default: (0.9, 0.999, 0.9999).
         eps: (ε₁, ε₂), the small numbers that are added to the squares. Default: (1e-30, 1e-16).
         clip_threshold: The largest RMS of the update ũ that enters m. Default: 1.0.
 

@@ -1,4 +1,4 @@
-"""Cautious: a rule that keeps only the elements that agree with the gradient."""
+"""Cautious: a rule that keeps only the elements whose sign agrees with the gradient."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from torchzero_clip.core.transform import pairs
 
 
 class Cautious(Transform):
-    """Cautious update: sets the elements to zero whose sign differs from the gradient.
+    """Cautious update: sets elements to zero if their sign differs from the sign of the gradient.
 
-    Put it after an optimizer such as `Adam`. The remaining elements are scaled up to make up for
-    the others.
+    Put it after an optimizer such as `Adam`. The rule scales up the remaining elements to
+    compensate for the zeros.
 
     u ← u · [u g > 0] / max(share kept, 1e-3)
 
-    Here g is the gradient, and [u g > 0] is 1 for the elements with the sign of their gradient and
-    0 for the others. The share is computed for each tensor.
+    Here g is the gradient. [u g > 0] is 1 if u and g have the same sign, and 0 otherwise. For each
+    tensor, the share kept is the mean of [u g > 0].
 
     Example:
         >>> import torch
@@ -53,7 +53,7 @@ class Cautious(Transform):
 
 
 def _agreement(u: TensorList, state: State, group: Group) -> TensorList:
-    """Return 1 for the elements whose update has the sign of the gradient, else 0."""
+    """Return 1 for each element whose update has the sign of the gradient, and 0 elsewhere."""
     # the product of two tiny numbers could be 0, the product of a sign and a number is not
     same = pairs(u).sign().mul_(pairs(group["grads"]))
     return same.sign_().maximum_(0.0)

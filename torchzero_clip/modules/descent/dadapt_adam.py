@@ -15,30 +15,32 @@ from torchzero_clip.modules.descent import distance
 class DAdaptAdam(Transform):
     """D-Adaptation: Adam that estimates its own learning rate from the distance to the solution.
 
-    Use it if you don't want to tune the learning rate. `Prodigy` is the newer method of the same
-    authors. The rule has the learning rate, in place of `LR`. It is Adam with D-Adaptation
-    (tested against facebookresearch/dadaptation).
+    Use it if you don't want to tune the learning rate. `Prodigy` is a newer method by the same
+    authors. Put `DAdaptAdam` last, in place of `LR`. It is Adam with D-Adaptation (tested against
+    facebookresearch/dadaptation).
 
     u ← m / (√v + eps);   m and v average lr d u and u²;   d ← max(d, r / (1 - √β₂) / ‖s‖₁)
 
-    Here d is one number for the whole model, a lower bound of the distance from the first weights
-    to the solution. The vector s averages lr d u, and the number r averages
-    lr d ⟨u, s / (√v + eps)⟩. Both averages keep the share √β₂ per step and cover the whole model.
+    Here d is one number for the whole model. It is a lower bound of the distance from the first
+    weights to the solution. The vector s is a running average of lr d u. The number r is a running
+    average of lr d ⟨u, s / (√v + eps)⟩. Both averages cover the whole model, with the decay rate
+    √β₂.
 
     Args:
-        lr: A factor of the estimated learning rate d. Default: 1.0.
-        betas: The shares of m and v that are kept per step. For s and r it is √β₂.
+        lr: A factor that multiplies the estimated learning rate d. Default: 1.0.
+        betas: The decay rates of the averages m and v. The decay rate of s and r is √β₂.
             Default: (0.9, 0.999).
         eps: A small number that is added to the denominators. Default: 1e-8.
-        weight_decay: The multiple of the parameter, times lr d, that is added to the update.
-            Default: 0.0.
-        decouple: If False, the weight decay is added to the gradient instead. Default: True.
-        use_bias_correction: If True, correct m and v for their start at zero, as `Adam` does.
+        weight_decay: The factor of the weight decay: `weight_decay` · lr d w is added to the
+            update. Default: 0.0.
+        decouple: If False, the weight decay is added to the gradient (L2 regularization) instead of
+            the update. Default: True.
+        use_bias_correction: If True, apply bias correction to m and v, as `Adam` does.
             Default: False.
-        d0: The first d. Default: 1e-6.
+        d0: The first value of d. Default: 1e-6.
         growth_rate: The largest factor by which d grows per step. Default: math.inf.
-        layer_scale: A factor of the steps of a parameter group, and of its part in the estimate.
-            Default: 1.0.
+        layer_scale: A factor for a parameter group. The factor multiplies the steps of the group
+            and the contribution of the group to the estimate. Default: 1.0.
 
     Example:
         >>> import torch
@@ -102,6 +104,6 @@ class DAdaptAdam(Transform):
 
 
 def _gain(u: TensorList, state: State, group: Group) -> TensorList:
-    """Return the addend of each element to r: the average step so far times u."""
+    """Return, for each element, the term that is added to r: the average step so far times u."""
     over = state["exp_avg_sq"].sqrt().add_(group["eps"]).div_(state["s"])
     return over.reciprocal_().mul_(group["rate"]).mul_(u)

@@ -1,8 +1,8 @@
-"""Functions of the rules that estimate the distance to the solution, DAdaptAdam and Prodigy.
+"""Functions that `DAdaptAdam` and `Prodigy` share. Both estimate the distance to the solution.
 
-A unit is a parameter group here: vectors have one element per group, in the precision of the
-model-wide scalars. First come the sums over the whole model, whose terms are computed without
-being stored. Then each element is updated with these sums.
+Here a unit is a parameter group. Vectors have one element per group, and the dtype of the
+model-wide scalars. The rules first compute sums over the whole model, without storing the terms of
+the sums. Then they update each element with these sums.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ AVERAGES = ("exp_avg", "exp_avg_sq", "s")
 
 
 def begin(buckets: Sequence[Bucket]) -> tuple[Units, Numbers]:
-    """Return the groups of a step as units, and the model-wide scalars."""
+    """Return the parameter groups of a step as units, and also the model-wide scalars."""
     return Units(buckets, "group", NAMED["l1"]), Numbers(buckets)
 
 
 def decayed(u: TensorList, group: Group, decouple: bool) -> TensorList:
-    """Return u, with the weight decay if the decay is added to the gradient."""
+    """Return u. If the weight decay is not decoupled, add the decay to u."""
     return u if decouple else u.add(group["params"], alpha=group["weight_decay"])
 
 
 def vector(values: Sequence[Any], like: Tensor) -> Tensor:
-    """Return a vector with the values of all groups."""
+    """Return the values of all groups as one vector."""
     return torch.stack([torch.zeros_like(like) + x for x in values])
 
 
@@ -40,7 +40,7 @@ def betas(units: Units, like: Tensor) -> list[Tensor]:
 
 
 def rates(units: Units, numbers: Numbers, corrected: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the learning rates, a 1 for each rate above 0 (else 0), and the bias correction.
+    """Return three vectors: the learning rates, whether each rate is above 0, the bias corrections.
 
     A group whose learning rate is 0 does not change.
     """
@@ -54,7 +54,7 @@ def rates(units: Units, numbers: Numbers, corrected: bool) -> tuple[Tensor, Tens
 
 
 def of_model(units: Units) -> Group:
-    """Return the hyperparameters of the model-wide scalars, which come from the first group."""
+    """Return the hyperparameters of the first group, which the model-wide scalars use."""
     bucket = units.buckets[0]
     return bucket.bound.values(bucket.step.groups[0])
 
@@ -72,7 +72,7 @@ def size(units: Units, **vectors: Tensor) -> Tensor:
 def _views(
     units: Units, function: Callable[..., TensorList], vectors: dict[str, Tensor]
 ) -> list[TensorList]:
-    """Return the result of `function` for every element, after weight decay, for each bucket."""
+    """Add weight decay, apply `function` to each element, and return the results of each bucket."""
     decouple = units.buckets[0].bound.transform.decouple
 
     def entered(u: TensorList, state: State, group: Group) -> TensorList:
@@ -82,17 +82,17 @@ def _views(
 
 
 def _summed(u: TensorList, state: State, group: Group) -> TensorList:
-    """Return s after this step, without storing it."""
+    """Return the s that this step would store, without storing it."""
     return state["s"].mul(group["keep"]).add_(u, alpha=group["take"])
 
 
 def _as_one(units: Units) -> Units:
-    """Return all parameters as one unit, also if pipeline stages have different groups."""
+    """Return all parameters as one unit. Pipeline stages may have different groups."""
     return Units(units.buckets, "global", NAMED["l1"])
 
 
 def keep(numbers: Numbers, moves: Tensor, **values: Tensor) -> None:
-    """Store new model-wide scalars and count the step, if the model moves."""
+    """Store new model-wide scalars and count the step, if `moves` is True."""
     before = numbers.model
     values["step"] = before["step"] + 1
     numbers.set(None, {k: torch.where(moves, new, before[k]) for k, new in values.items()})
@@ -102,8 +102,8 @@ def keep(numbers: Numbers, moves: Tensor, **values: Tensor) -> None:
 def move(rule: Transform, units: Units, **vectors: Any) -> list[Bucket]:
     """Apply the update of the rule in every group.
 
-    `m` and `s` are pairs: the factor of the old average and the factor of the new value. `v` is
-    the weight of the new value.
+    For m and s, `vectors` has a pair: the factor of the old average, and the factor of the new
+    value. For v, `vectors` has the weight of the new value.
     """
     for name in ("m", "s"):
         factor_of_old, factor_of_new = vectors.pop(name)

@@ -14,17 +14,18 @@ from torchzero_clip.modules.descent.momentum import BUFFER, averages_its_buffer
 
 
 class EMA(Transform, Smoothing):
-    """Exponential moving average of the updates: momentum whose result is an average, not a sum.
+    """Exponential moving average of the updates: a momentum that averages instead of summing.
 
-    Use it before `Sign` (Signum) or `Orthogonalize` (Muon). `Momentum` is the sum that SGD uses.
+    Use it before `Sign` (Signum) or `Orthogonalize` (Muon). For the momentum of SGD, which is a
+    sum, use `Momentum`.
 
     m ← β m + (1 - β) u;   u ← m, or m / (1 - βᵗ) with debias, or (1 - β) u + β m with nesterov
 
     Args:
-        beta: The share of the average m that is kept per step. Default: 0.9.
-        debias: If True, correct the average for its start at zero, as `Adam` does. Default: False.
-        nesterov: If True, look ahead by one step, as Muon does. It excludes `debias`.
-            Default: False.
+        beta: The decay rate of the average m. Default: 0.9.
+        debias: If True, apply bias correction to the average, as `Adam` does. Default: False.
+        nesterov: If True, look ahead by one step, as Muon does. You cannot combine it with
+            `debias`. Default: False.
 
     Example:
         >>> import torch

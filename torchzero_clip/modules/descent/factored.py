@@ -1,4 +1,4 @@
-"""Factored: second moments that are stored as averages of rows and of columns."""
+"""Factored: a second moment that is stored as the averages of its rows and columns."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torchzero_clip.core.small_tensors import in_stacks, outer
 
 
 class Factored(NamedTuple):
-    """A second moment V of matrices, stored as the averages R of its rows and C of its columns.
+    """A second moment V of matrices. The state stores only row averages R and column averages C.
 
-    V = R C / mean(R), for the last two dims of a tensor. R and C are complete on every rank. The
-    parts of a sharded tensor are gathered once per step.
+    For the last two dims of a tensor, V = R C / mean(R). Every rank stores the whole R and C, even
+    if the tensor is sharded. For a sharded tensor, the ranks communicate once per step.
 
     Attributes:
         rows: The name of R in the state.
@@ -69,7 +69,10 @@ class Factored(NamedTuple):
                 average.lerp_(TensorList([mean.view_as(t) for mean, t in pairs]), weight)
 
     def divide(self, bucket: Bucket, u: TensorList, least: float | Tensor = 0.0) -> TensorList:
-        """Return u / √V as a new list, or u if it has no V. √V and mean(R) are at least `least`."""
+        """Return u / √V as a new list, or a copy of u if there is no V.
+
+        √V and mean(R) are raised to at least `least`.
+        """
         state = bucket.state
         if self.whole in state:
             root = state[str(self.whole)].sqrt()

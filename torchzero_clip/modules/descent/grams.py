@@ -8,7 +8,7 @@ from torchzero_clip.core import Group, State, TensorList, Transform
 class Grams(Transform):
     """Grams: the magnitude of the update, with the sign of the current gradient.
 
-    Put it after an optimizer such as `Adam`. The average decides how far an element moves, and the
+    Put it after an optimizer such as `Adam`. The optimizer decides how far an element moves. The
     current gradient decides the direction.
 
     u ← |u| · sign(g)

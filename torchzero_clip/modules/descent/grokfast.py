@@ -12,13 +12,13 @@ from torchzero_clip.core.state import averages_of
 class Grokfast(Transform):
     """Grokfast: adds the slow average of the gradients to the gradient.
 
-    Put it before an optimizer such as `Adam`, for tasks in which the model generalizes long after
-    it has fitted the training data (grokking).
+    Put it before an optimizer such as `Adam`. Use it for grokking: tasks in which a model
+    generalizes long after it has fitted the training data.
 
     m ← alpha · m + (1 - alpha) u, at first u;   u ← u + lamb · m
 
     Args:
-        alpha: The share of the average m that is kept per step. Default: 0.98.
+        alpha: The decay rate of the average m. Default: 0.98.
         lamb: The weight of the average. Default: 2.0.
 
     Example:

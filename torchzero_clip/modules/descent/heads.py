@@ -1,4 +1,4 @@
-"""Heads: the rows of a parameter that are attention heads, and the largest logits of the heads."""
+"""Heads: a description of the rows of a parameter that are attention heads, for `QKClip`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from torchzero_clip.core.tensor_kinds import wide
 
 
 class Heads(NamedTuple):
-    """The rows of a weight or bias that make queries or keys, one head after another, for `QKClip`.
+    """A description of the heads in a weight or bias that makes queries or keys, for `QKClip`.
 
     Attributes:
-        role: The result of the rows, "query" or "key".
-        maxima: A vector with the largest logit of each head in this step, on the device. If several
-            heads of queries share one head of keys, it has one element per head of keys, and the
-            rows of these queries must follow each other.
-        last: The number of rows at the end of each head that are something else, as in latent
-            attention. For queries, these are the rows with the position, which meet a key that all
-            heads share; they are multiplied by the whole factor. For keys, they are the values,
-            which do not change.
-        rows: The first row and the row after the last one, if the parameter also has other rows.
+        role: What the rows make: "query" or "key".
+        maxima: A vector on the device with the largest logit of each head in this step. If several
+            heads of queries share one head of keys, the vector has one element per head of keys.
+            The rows of these queries must then be next to each other.
+        last: The number of rows at the end of each head that are not ordinary query or key rows, as
+            in latent attention. For queries, these rows hold the position. All heads share one key
+            for the position, so `QKClip` multiplies these query rows by the whole factor γ. For
+            keys, these rows are the values, and `QKClip` does not change them.
+        rows: The range of the rows, if the parameter also has other rows: the first row, and the
+            row after the last row.
     """
 
     role: Literal["query", "key"]
@@ -46,7 +47,7 @@ def row_factors(heads: Any, shape: tuple[int, ...], tau: float, alpha: float, na
 
 
 def head_factors(heads: Any, rows: int, tau: float, alpha: float, name: str) -> Tensor:
-    """Return the factors of the rows of some heads."""
+    """Return the factor of each row that belongs to these heads."""
     maxima = heads.maxima.detach().to(wide(heads.maxima.device))
     count = maxima.numel()
     size = rows // max(count, 1)
@@ -74,7 +75,7 @@ def head_factors(heads: Any, rows: int, tau: float, alpha: float, name: str) -> 
 def shrunk(
     heads: Any, w: Tensor, u: Tensor, tau: float, alpha: float, name: str = "", layout: Any = None
 ) -> Tensor:
-    """Return the step that ends at (w - u) · factor, or u itself if the factor is 1."""
+    """Return a step after which the weights are (w - u) · factor. If the factor is 1, return u."""
     if not heads:
         return u
     shape = tuple(w.shape if layout is None else layout.shape)

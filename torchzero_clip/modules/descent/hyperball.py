@@ -14,17 +14,18 @@ from torchzero_clip.modules.descent.max_norm import project
 class Hyperball(NormRule):
     """Hyperball: keeps the norm of each weight equal to its norm before the first step.
 
-    Use it in place of weight decay, for weights whose scale does not matter, such as matrices
-    before a normalization layer. Put it after `LR`, where the update is the step that is
+    Use it in place of weight decay for weights whose scale does not matter, such as a matrix that
+    is followed by a normalization layer. Put it after `LR`, where the update is the step that is
     subtracted from the weights.
 
     w ← R · w / ‖w‖ after the step, R the norm of w before the first: u ← w - R (w - u) / ‖w - u‖
 
-    A weight that is zero has no R yet and moves freely, and so does a weight with a single element.
+    The rule does not change the step of a weight that is still zero, because such a weight has no R
+    yet. It also does not change the step of a weight with a single element.
 
     Args:
-        dim: The tensors that share one norm: None for each tensor, "layer", "group" or "global".
-            Slices are not supported. Default: None.
+        dim: The tensors that share one norm: None for a separate norm per tensor, or "layer",
+            "group" or "global". Slices are not supported. Default: None.
 
     Example:
         >>> import torch

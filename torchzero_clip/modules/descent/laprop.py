@@ -1,4 +1,4 @@
-"""LaProp: momentum of normalized gradients."""
+"""LaProp: Adam that divides each gradient before the averaging."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from torchzero_clip.core.state import statistic
 
 
 class LaProp(Transform):
-    """LaProp: Adam in the other order, which divides each gradient first and then averages.
+    """LaProp: Adam in a different order. It divides each gradient first, and averages the results.
 
-    It is more stable than `Adam` if β₁ is close to or above β₂.
+    `LaProp` is more stable than `Adam` if β₁ is close to β₂ or above β₂.
 
     m ← β₁ m + (1 - β₁) lr · u / (√v̂ + eps);   u ← m / r;   r ← β₁ r + (1 - β₁) lr
 
-    Here v̂ is the average of u² of `Adam`, with bias correction. Each gradient enters m with the
-    learning rate of its step, which comes from `LR`, and r is the sum of these weights.
+    Here v̂ is the average of u² with bias correction, as in `Adam`. Each divided gradient enters m
+    with the learning rate of that step as its weight. The learning rate comes from `LR`. The number
+    r is the sum of these weights.
 
     Args:
-        betas: The shares of m and v that are kept per step. Default: (0.9, 0.999).
+        betas: The decay rates of the averages m and v. Default: (0.9, 0.999).
         eps: A small number that is added to the denominator. Default: 1e-15.
 
     Example:

@@ -1,4 +1,4 @@
-"""largest_logits: the largest logits of attention, for kernels that do not return them."""
+"""largest_logits: a function that computes the largest attention logits of each head."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def largest_logits(
     Args:
         query: The queries, of shape (..., heads, length, dim), as `scaled_dot_product_attention`
             receives them.
-        key: The keys, of shape (..., heads, length, dim). Their number of heads must divide the
-            number of heads of the queries. Each head of keys is shared by consecutive heads of
-            queries.
-        scale: The factor of the products. Default: None, 1 / √dim.
+        key: The keys, of shape (..., heads, length, dim). The number of heads of `key` must divide
+            the number of heads of `query`. Consecutive heads of queries share one head of keys.
+        scale: The factor that multiplies each product of a query and a key. Default: None,
+            1 / √dim.
         causal: If True, a query ignores the keys after its position. Default: False.
         block: The number of queries, and of keys, in a block. Default: 1024.
 
     Returns:
-        A vector on the device with one element per head of keys: the largest logit over all other
-        dims.
+        A vector on the device with one element per head of keys. Each element is the largest logit
+        of the head, over all other dims.
 
     Example:
         >>> import torch

@@ -12,14 +12,13 @@ from torchzero_clip.core.traits import Bounding
 class Lion(Transform, Bounding):
     """Lion: the sign of an interpolation between the momentum and the gradient.
 
-    It needs half of the state of `Adam`. Use a learning rate 3 to 10 times smaller than for `Adam`,
-    and a larger weight decay.
+    `Lion` needs half as much state as `Adam`. Use a learning rate that is 3 to 10 times smaller
+    than for `Adam`, and a larger weight decay.
 
     u ← sign(β₁ m + (1 - β₁) u);   m ← β₂ m + (1 - β₂) u
 
     Args:
-        betas: The share of m in the interpolation, and the share of m that is kept per step.
-            Default: (0.9, 0.99).
+        betas: The weight of m in the interpolation, and the decay rate of m. Default: (0.9, 0.99).
 
     Example:
         >>> import torch

@@ -11,8 +11,8 @@ from torchzero_clip.core.bounds import NonNegative
 class LR(Transform):
     """The learning rate: multiplies the update by `lr`.
 
-    It is usually the last link. The value is stored in `param_groups` under "lr", so all schedulers
-    of torch work. Only one link of a chain may have `lr`.
+    `LR` is usually the last link. The value is stored in `param_groups` under "lr", so all
+    schedulers of torch work. Only one link of a chain may have a hyperparameter `lr`.
 
     u ← lr · u
 

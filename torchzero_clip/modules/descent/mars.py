@@ -1,4 +1,4 @@
-"""Mars: a gradient with less noise, by its change from step to step."""
+"""Mars: a rule that reduces the noise of gradients by adding their change from step to step."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from torchzero_clip.core.bounds import NonNegative, Share
 class Mars(Transform):
     """MARS: variance reduction that adds a multiple of the change of the gradient.
 
-    Put it before an optimizer. `Mars`, `ClipNorm(1.0)` and `Adam` with the same beta are the method
-    MARS-AdamW of the paper.
+    Put it before an optimizer. The chain of `Mars`, `ClipNorm(1.0)` and `Adam` with the same beta
+    is the paper's method MARS-AdamW.
 
     u ← u + gamma · beta / (1 - beta) · (u - p);   p ← u as it came
 
-    Here p is the gradient of the previous step, which is zero in the first step.
+    Here p is the gradient of the previous step. In the first step, p is zero.
 
     Args:
-        beta: The share of its average that the optimizer after this link keeps per step. None uses
-            the first of `betas` of the nearest link that has `betas`, such as `Adam`.
-            Default: 0.95.
+        beta: The decay rate of the momentum in the optimizer after this link. None uses the first
+            value of `betas` of the nearest link that has `betas`, such as `Adam`. Default: 0.95.
         gamma: The strength of the correction. 0 gives no correction. Default: 0.025.
 
     Example:

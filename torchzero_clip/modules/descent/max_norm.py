@@ -17,16 +17,16 @@ class MaxNorm(NormRule):
 
     w ← w · min(1, max_norm / ‖w‖) after the step: u ← w - (w - u) · min(1, max_norm / ‖w - u‖)
 
-    Weights within the limit keep their step unchanged.
+    If the new weights are within the limit, the step does not change.
 
     Args:
         max_norm: The largest norm of the weights.
         ord: The norm to measure: a number such as 2, or a name such as "l1", "linf", "rms", "std"
             or "mad". Default: 2.
-        dim: The elements that share one norm, as in `ClipNorm`. `dim=1` measures each row of a
-            matrix. Default: None, each tensor.
-        inverse_dims: If True, slices run along all dims except `dim`. `dim=0` then measures each
-            output unit. Default: False.
+        dim: The elements that share one norm, with the same choices as in `ClipNorm`. With `dim=1`,
+            each row of a matrix has its own norm. Default: None, one norm per tensor.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. With `dim=0`, each
+            output unit then has its own norm. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` pass unchanged. Default: 1.
 
     Example:
@@ -58,7 +58,7 @@ class MaxNorm(NormRule):
 
 
 def project(rule: NormRule, units: Units, limits: Sequence[Tensor | float]) -> None:
-    """Change steps so that the weights meet the limits after them; other steps stay unchanged."""
+    """Change each step after which the weights would not meet their limit. Keep all other steps."""
     steps = iter([bucket.u for bucket in units.buckets])
     ends = [bucket.view(_w_minus_u) for bucket in units.buckets]
     norm = units.norms_of(ends)
@@ -70,10 +70,13 @@ def project(rule: NormRule, units: Units, limits: Sequence[Tensor | float]) -> N
 
 
 def _w_minus_u(u: TensorList, state: State, group: Group) -> TensorList:
-    """Return w - u: the end of a step, or the step that leads to an end."""
+    """Return w - u.
+
+    If u is a step, the result is the new weights. If u is the new weights, the result is the step.
+    """
     return group["params"].to(u.dtype).sub(u)
 
 
 def _step_to(end: TensorList, state: State, group: Group) -> TensorList:
-    """Return the step that leads to `end`, or the old step for units that do not change."""
+    """Return the step from the weights to `end`, or the old step for units that do not change."""
     return _w_minus_u(end, state, group).where(group["moves"], group["step"])

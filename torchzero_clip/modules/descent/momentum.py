@@ -1,4 +1,4 @@
-"""Momentum: the running sum of updates."""
+"""Momentum: a running sum of updates."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from torchzero_clip.core.traits import Smoothing
 from torchzero_clip.core.user_warnings import warn
 
 BUFFER = "momentum_buffer"
-"""The name of the momentum in the state of SGD and Muon of torch."""
+"""The name of the momentum in the state of `torch.optim.SGD` and `torch.optim.Muon`."""
 
 
 def averages_its_buffer(group: Mapping[str, Any]) -> bool:
-    """Return whether an optimizer of torch keeps an average (Muon) and not a sum (SGD)."""
+    """Return whether an optimizer of torch stores an average (Muon) instead of a sum (SGD)."""
     return "ns_coefficients" in group
 
 
@@ -36,15 +36,15 @@ class Momentum(Transform, Smoothing):
     """Momentum: a running sum of the updates, in which old updates decay.
 
     Use it with `LR` for SGD with momentum. The rule does the same as the momentum of
-    torch.optim.SGD (tested against torch): dampening does not act on the first update.
+    torch.optim.SGD (tested against torch). As in torch, dampening does not act on the first update.
 
     b ← momentum · b + (1 - dampening) u;   u ← b, or u + momentum · b with nesterov
 
     Args:
-        momentum: The share of the sum b that is kept per step. A value of 1 or more never forgets,
-            and warns. Default: 0.9.
+        momentum: The factor of the old sum b in each step. With a value of 1 or more, old updates
+            never decay, and the rule warns. Default: 0.9.
         nesterov: If True, use Nesterov momentum, which looks ahead by one step. Default: False.
-        dampening: The share of each new update that does not enter the sum. Default: 0.0.
+        dampening: The fraction of each new update that is left out of the sum. Default: 0.0.
 
     Example:
         >>> import torch
@@ -105,7 +105,7 @@ class Momentum(Transform, Smoothing):
 
 
 def check_momentum(rule: Transform) -> None:
-    """Raise ValueError for momentum below 0, and warn from 1 on, which torch accepts silently."""
+    """Raise ValueError if `momentum` is below 0. Warn if it is 1 or more, which torch accepts."""
     rule.require("momentum", at_least=0)
     value = vars(rule)["momentum"]
     if isinstance(value, Tensor) and (value.device.type != "cpu" or torch.compiler.is_compiling()):

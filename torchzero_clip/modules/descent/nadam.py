@@ -1,4 +1,4 @@
-"""NAdam: Adam with Nesterov momentum that grows."""
+"""NAdam: Adam with Nesterov momentum and with a β₁ that grows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchzero_clip.core.state import averages_of, statistic
 
 
 class NAdam(Transform):
-    """NAdam: Adam with Nesterov momentum, whose β₁ grows over the first steps.
+    """NAdam: Adam with Nesterov momentum and with a β₁ that grows over the first steps.
 
     u ← (μₜ₊₁ m / (1 - Πμ μₜ₊₁) + (1 - μₜ) u / (1 - Πμ)) / (√v̂ + eps)
 
@@ -20,10 +20,10 @@ class NAdam(Transform):
     μₜ = β₁ (1 - 0.96^(t · momentum_decay) / 2), and Πμ is the product of all μ so far.
 
     Args:
-        betas: The shares of m and v that are kept per step. Default: (0.9, 0.999).
+        betas: The decay rates of the averages m and v. Default: (0.9, 0.999).
         eps: A small number that is added to the denominator. Default: 1e-8.
-        momentum_decay: The speed with which μ grows from about β₁ / 2 to β₁. With `math.inf`, μ is
-            β₁ from the start. Default: 4e-3.
+        momentum_decay: The speed at which μ grows from about β₁ / 2 to β₁. With `math.inf`, μ is β₁
+            from the first step. Default: 4e-3.
 
     Example:
         >>> import torch
@@ -63,5 +63,5 @@ class NAdam(Transform):
 
 
 def _momentum(t: Tensor, group: Group) -> Any:
-    """Return μ of step t, the share of the average that is kept."""
+    """Return μ of step t: the decay rate of the average in this step."""
     return group["betas"][0] * (1 - 0.5 * 0.96 ** (t * group["momentum_decay"]))

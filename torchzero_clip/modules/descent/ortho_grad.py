@@ -12,13 +12,13 @@ from torchzero_clip.core.transform import pairs
 class OrthoGrad(Transform):
     """Orthogonal gradients: removes the part of the update that points along the weights.
 
-    Put it before an optimizer. It helps against models that raise their logits without learning
-    more. The norm of the update does not change.
+    Put it before an optimizer. It prevents a model from reducing the loss by only scaling up the
+    logits. The norm of the update does not change.
 
     u ← r ‖u‖ / ‖r‖;   r = u - (u · w / ‖w‖²) w
 
-    The formula applies to each tensor. If nothing remains of an update, for example of a single
-    number, the result is zero.
+    The formula applies to each tensor. If r is zero, the result is zero. For example, this happens
+    if the tensor has a single element.
 
     Example:
         >>> import torch

@@ -16,28 +16,29 @@ from torchzero_clip.modules.descent import distance
 class Prodigy(Transform):
     """Prodigy: Adam that estimates its own learning rate from the distance to the solution.
 
-    Use it with `LR(1.0)` if you don't want to tune the learning rate. It is Prodigy (tested against
-    konstmish/prodigy).
+    Use it with `LR(1.0)` if you don't want to tune the learning rate. The chain of `Prodigy` and
+    `LR` is the official Prodigy (tested against konstmish/prodigy).
 
     u ← d m / (√v + d eps);   m and v average d u and (d u)²;   d ← max(d, d_coef · r / ‖s‖₁)
 
-    Here d is one number for the whole model, an estimate of the distance from the first weights w₀
-    to the solution. The sums s ← β₃ s + lr d² u and r ← β₃ r + lr d² ⟨u, w₀ - w⟩ cover the whole
+    Here d is one number for the whole model. It estimates the distance from the first weights w₀ to
+    the solution. The sums s ← β₃ s + lr d² u and r ← β₃ r + lr d² ⟨u, w₀ - w⟩ cover the whole
     model.
 
     Args:
-        betas: The shares of m and v that are kept per step. Default: (0.9, 0.999).
-        beta3: The share of s and r that is kept per step. Default: None, √β₂.
+        betas: The decay rates of the averages m and v. Default: (0.9, 0.999).
+        beta3: The decay rate of s and r. Default: None, √β₂.
         eps: A small number that is added to the denominator, times d. Default: 1e-8.
-        weight_decay: The multiple of the parameter, times d, that is added to the update.
+        weight_decay: The factor of the weight decay: `weight_decay` · d w is added to the update.
             Default: 0.0.
-        decouple: If False, the weight decay is added to the gradient instead. Default: True.
-        use_bias_correction: If True, correct m and v for their start at zero, as `Adam` does.
+        decouple: If False, the weight decay is added to the gradient (L2 regularization) instead of
+            the update. Default: True.
+        use_bias_correction: If True, apply bias correction to m and v, as `Adam` does.
             Default: False.
-        safeguard_warmup: If True, s does not contain lr, so that a warm-up of lr does not make d
-            too large. Default: False.
-        d0: The first d. Default: 1e-6.
-        d_coef: A factor of the estimate. Change it if steps are too short or too long.
+        safeguard_warmup: If True, lr is left out of the sum s, so that a warm-up of lr does not
+            make d too large. Default: False.
+        d0: The first value of d. Default: 1e-6.
+        d_coef: A factor that multiplies the estimate. Change it if steps are too short or too long.
             Default: 1.0.
         growth_rate: The largest factor by which d grows per step. Default: math.inf.
 
@@ -114,7 +115,7 @@ class Prodigy(Transform):
 
 
 def _gain(u: TensorList, state: State, group: Group) -> TensorList:
-    """Return the addend of each element to r: the way back to its first weight, times u."""
+    """Return, for each element, the term that is added to r: (first weight - weight) times u."""
     return state["start"].sub(group["params"]).mul_(group["rate"]).mul_(u)
 
 

@@ -11,17 +11,17 @@ from torchzero_clip.core import Group, State, TensorList, TensorwiseTransform
 
 
 class Project(TensorwiseTransform):
-    """Projected gradient descent: a function maps the weights after each step to allowed weights.
+    """Projected gradient descent: a custom function moves the weights after each step.
 
     Put it after `LR`, where the update is the step that is subtracted from the weights.
 
     w ← fn(w) after the step: u ← w - fn(w - u)
 
-    Elements that `fn` does not change keep their step.
+    If `fn` does not change an element, the step of this element does not change.
 
     Args:
-        fn: A function that receives one weight as it would be after the step, and returns the
-            allowed weight. It may change its argument in place.
+        fn: A function that receives the new value of one weight tensor and returns the projected
+            tensor. It may change its argument in place.
 
     Example:
         >>> import torch
@@ -44,7 +44,7 @@ class Project(TensorwiseTransform):
         return TensorList([self._moved(w.to(step.dtype), step) for w, step in pairs])
 
     def _moved(self, w: Tensor, step: Tensor) -> Tensor:
-        """Return the step that leads to the projection of the weight."""
+        """Return the step from the weight to the projection of the new weight."""
         end = w - step
         projection = self.fn(end.clone())
         return torch.where(projection == end, step, w - projection)

@@ -1,4 +1,4 @@
-"""QKClip: a rule that shrinks queries and keys whose logits are too large."""
+"""QKClip: a rule that shrinks the query and key weights of heads with too large logits."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class QKClip(Transform):
 
     w ← w · γ^α for queries, w ← w · γ^(1 - α) for keys after the step;   γ = min(1, tau / S)
 
-    Here S is the largest logit of a head in this step. A head whose S is NaN or infinite does not
+    Here S is the largest logit of a head in this step. If S is NaN or infinite, the head does not
     change.
 
     Args:
         max_logits: A function of the name and value of a parameter. It returns the `Heads` of the
-            parameter, a list of `Heads` if the parameter has queries and keys, or None. It is
-            called in every step.
-        tau: The largest logit that does not change the weights. Default: 100.0.
-        alpha: α, the share of the queries in the factor. Default: 0.5.
+            parameter, or None. If the parameter has both queries and keys, it returns a list of
+            `Heads`. The rule calls the function in every step.
+        tau: The largest allowed logit. Larger logits shrink the weights. Default: 100.0.
+        alpha: α, the exponent of γ for queries. The exponent for keys is 1 - α. Default: 0.5.
 
     Example:
         >>> import torch
@@ -60,7 +60,7 @@ class QKClip(Transform):
 
 
 def shrink(bucket: Bucket, max_logits: Callable[[str, Tensor], Any]) -> TensorList:
-    """Return the steps of a bucket, changed so that heads with large logits shrink."""
+    """Return the steps of a bucket, after changing them so that heads with large logits shrink."""
     pairs = zip(bucket.names, bucket.originals, strict=True)
     heads = [max_logits(name or "", p) for name, p in pairs]
     if not any(heads):

@@ -1,4 +1,4 @@
-"""RAdam: Adam that starts as momentum until its second moment is reliable."""
+"""RAdam: Adam that uses only momentum until the second moment is reliable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchzero_clip.core.state import averages_of
 
 
 class RAdam(Transform):
-    """RAdam: Adam without warm-up, because the first steps use momentum without division.
+    """RAdam: Adam that needs no warm-up. The first steps use momentum without division.
 
     u ← r m̂ √(1 - β₂ᵗ) / (√v + eps);   m̂ while ρ ≤ 5
 
@@ -22,7 +22,7 @@ class RAdam(Transform):
     √((ρ - 4)(ρ - 2) ρ∞ / ((ρ∞ - 4)(ρ∞ - 2) ρ)).
 
     Args:
-        betas: The shares of m and v that are kept per step. Default: (0.9, 0.999).
+        betas: The decay rates of the averages m and v. Default: (0.9, 0.999).
         eps: A small number that is added to √v, before bias correction. Default: 1e-8.
 
     Example:
@@ -57,7 +57,10 @@ class RAdam(Transform):
 
 
 def rectified(m: TensorList, root: TensorList, t: Tensor, betas: Any) -> TensorList:
-    """Return the direction of step t from m and `root`, which is √v + eps and is overwritten."""
+    """Return the direction of step t.
+
+    `root` must contain √v + eps. The function overwrites `root`.
+    """
     beta1, beta2 = betas
     longest = 2 / (1 - beta2) - 1
     length = longest - 2 * t * beta2**t / (1 - beta2**t)

@@ -1,4 +1,4 @@
-"""RMSprop: the update divided by the root of its mean square."""
+"""RMSprop: a rule that divides each gradient by the root of its average square."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from torchzero_clip.modules.descent.momentum import check_momentum
 class RMSprop(Transform):
     """RMSprop: divides each gradient element by the root of its average square.
 
-    Use it, for example, in reinforcement learning. `Adam` adds momentum and bias correction.
+    Use it, for example, in reinforcement learning. `Adam` is this rule with momentum and bias
+    correction.
 
     v ← α v + (1 - α) u²;   u ← u / (√v + eps)
 
-    With `centered`, the square of the average of u is subtracted from v, so that v is a variance.
+    With `centered=True`, the rule also averages u, and subtracts the square of this average from v.
+    Then v is a variance.
 
     Args:
-        alpha: The share of the averages that is kept per step. None uses `beta` of the nearest
-            link that has `beta`, such as `EMA`. Default: 0.99.
+        alpha: The decay rate of the averages. None uses `beta` of the nearest link that has `beta`,
+            such as `EMA`. Default: 0.99.
         eps: A small number that is added to the denominator. Default: 1e-8.
-        momentum: If above 0, the result is a running sum b ← momentum · b + u, as in torch. If the
-            momentum should follow a schedule, put `Momentum` after this link instead. Default: 0.0.
+        momentum: If above 0, the result is the running sum b ← momentum · b + u, as in torch. To
+            schedule the momentum, use `Momentum` after this link instead. Default: 0.0.
         centered: If True, divide by the standard deviation of the gradient. Default: False.
 
     Example:

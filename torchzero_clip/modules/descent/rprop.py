@@ -1,4 +1,4 @@
-"""Rprop: a separate step size for every element, from the signs of its gradients."""
+"""Rprop: a separate step size for every element, computed from the signs of its gradients."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from torchzero_clip.core.bounds import NonNegative, Positive
 
 
 class Rprop(Transform):
-    """Rprop: a separate step size for every element, from the signs of its gradients alone.
+    """Rprop: a separate step size for every element, computed only from the signs of its gradients.
 
-    Use it for full-batch training. With small batches the signs are too noisy.
+    Use it for full-batch training. With small batches, the signs of gradients are too noisy.
 
     s ← s · η⁺ where u and the last one have one sign, s · η⁻ where not;   u ← s · sign(u)
 
-    Here s is the step size. If the sign of an element has changed, its update is zero for one step.
+    Here s is the step size of an element. If the sign of the gradient has changed, the update of
+    the element is zero for one step.
 
     Args:
-        lr: The first step size of every element. A later change acts only on parameters that start
-            after it. Default: 1e-2.
-        etas: (η⁻, η⁺), the factors that shrink and grow a step size. Default: (0.5, 1.2).
+        lr: The first step size of every element. If you change `lr` later, the change affects only
+            parameters without state. Default: 1e-2.
+        etas: (η⁻, η⁺): η⁻ shrinks a step size, and η⁺ increases a step size. Default: (0.5, 1.2).
         step_sizes: The smallest and the largest step size. Default: (1e-6, 50.0).
 
     Example:

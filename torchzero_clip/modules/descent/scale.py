@@ -10,8 +10,8 @@ from torchzero_clip.core import Group, Live, State, TensorList, Transform
 class Scale(Transform):
     """Scale multiplies the update by a constant factor.
 
-    `Scale(-1)` as the first link maximizes the loss. If the chain contains `Cautious`, which reads
-    the gradients, use `Scale(-1, target="grad")`.
+    `Scale(-1)` as the first link maximizes the loss. If the chain contains a rule that reads the
+    gradients, such as `Cautious`, use `Scale(-1, target="grad")`.
 
     u ← factor · u
 

@@ -1,4 +1,4 @@
-"""StableAdam: Adam with shorter steps if gradients outgrow their average."""
+"""StableAdam: Adam with shorter steps if gradients are much larger than their average."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from torchzero_clip.core.transform import pairs, unpaired
 
 
 class StableAdam(NormRule):
-    """StableAdam: Adam that shortens the step of a tensor if its gradients outgrow their average.
+    """StableAdam: Adam that shortens steps if the gradients are much larger than their average.
 
     Use it against loss spikes, in place of norm clipping.
 
     u ← (m̂ / (√v̂ + eps) + weight_decay · w) / max(1, r);   r = RMS(u / √max(v̂, eps²))
 
-    Here m̂ and v̂ are the averages of `Adam`, the current gradient included. The ratio r is
-    computed for each tensor. It is about 1 for gradients of the usual size, and large in the first
-    steps after gradients grow.
+    Here m̂ and v̂ are the averages of `Adam`, which include the current gradient. Each tensor has
+    its own ratio r. If gradients have their usual size, r is about 1. If gradients grow, r is large
+    for the first steps.
 
     Args:
-        betas: The shares of m and v that are kept per step. Default: (0.9, 0.99).
-        eps: A small number that is added to the denominator, and the smallest √v̂ in r.
+        betas: The decay rates of the averages m and v. Default: (0.9, 0.99).
+        eps: A small number that is added to the denominator. It is also the smallest √v̂ in r.
             Default: 1e-6.
-        weight_decay: The multiple of the parameter that is added to the update, and shortened with
-            it. `WeightDecay` after this link is not shortened. Default: 0.0.
+        weight_decay: The factor of the weight decay: `weight_decay` · w is added to the update
+            before the update is shortened. If you use `WeightDecay` after this link instead, the
+            decay is not shortened. Default: 0.0.
 
     Example:
         >>> import torch

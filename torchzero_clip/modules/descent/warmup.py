@@ -11,8 +11,8 @@ from torchzero_clip.core.bounds import Count
 class Warmup(Transform):
     """Linear warm-up: scales the update up from 1 / `steps` to its full size.
 
-    Unlike a warm-up of the learning rate, it counts the steps of each parameter. So a parameter
-    that is unfrozen later has its own warm-up.
+    Unlike a warm-up of the learning rate, this rule counts the steps of each parameter. A parameter
+    that you unfreeze later therefore has its own warm-up.
 
     u ← u · min(1, t / steps)
 

@@ -1,4 +1,4 @@
-"""Watch: metrics of steps and weights."""
+"""Watch: a rule that reports metrics of steps and weights."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from torchzero_clip.core.step import counted
 
 
 class Watch(NormRule):
-    """Watch measures how large the steps are relative to the weights. The update does not change.
+    """Watch reports how large the steps are relative to the weights. The update does not change.
 
-    Put it last, where u is the step that is subtracted from the weights w. Steps are measured in
-    float32, before the weights are rounded, and over all ranks. Watch does not synchronize with the
-    GPU.
+    Put it last, where u is the step that is subtracted from the weights w. The norms of steps are
+    computed in float32, before the weights are rounded. They cover all ranks. The rule `Watch` does
+    not synchronize with the GPU.
 
     u ← u, and `metrics()` has ‖u‖, ‖w‖, ‖u‖ / ‖w‖ and cos(u, momentum)
 
-    The momentum is the momentum of the last link of the chain that has one, which is state that the
-    class of the link declares as "linear" in `state_kinds`.
+    The momentum comes from the last link of the chain that has a momentum. A momentum is a state
+    that the class of the link declares as "linear" in `state_kinds`.
 
     Args:
         dim: The elements that share one norm, as in `ClipNorm`: None for each tensor, "layer",
             "group", "global", or the dims of slices. Default: None.
-        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
-        every: The number of steps between two measurements. Other steps have none of these
-            metrics. Steps that a guard skips count as well. Default: 1.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
+        every: Compute the metrics every `every` steps. In other steps, `metrics()` does not contain
+            them. Steps that a guard skips count as well. Default: 1.
 
     Example:
         >>> import torch
@@ -92,7 +92,7 @@ class Watch(NormRule):
 
 
 def _record(units: Units, metrics: Mapping[str, Tensor]) -> None:
-    """Store vectors with one element per unit for `metrics()`."""
+    """Store vectors for `metrics()`. Each vector has one element per unit."""
     bucket = units.buckets[0]
     ids = {UNITS: units.division.ids(bucket.step.groups)} if units.count > 1 else {}
     plain = {name: x[0] if len(x) == 1 else x for name, x in metrics.items()}
@@ -100,18 +100,21 @@ def _record(units: Units, metrics: Mapping[str, Tensor]) -> None:
 
 
 def _counted(step: Step, path: str) -> int:
-    """Count a step, even if a guard skips it, because the host may not know that yet."""
+    """Count a step.
+
+    A step that a guard skips counts as well, because the host may not know yet that it is skipped.
+    """
     step.counted.add(path)
     return step.notes.count(step.groups, f"{path}/step", 1)
 
 
 def _rests(count: int, every: int) -> bool:
-    """Return whether a step has no measurement."""
+    """Return whether a step computes no metrics."""
     return count % every > 0
 
 
 def _momentum(bucket: Bucket) -> TensorList | None:
-    """Return the momentum of the last link that keeps one, or None if no link does.
+    """Return the momentum of the last link that has a momentum, or None if no link has one.
 
     Only the links of the chain itself count. A link inside another link may keep its state in a
     different basis.

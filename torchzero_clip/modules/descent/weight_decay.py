@@ -13,21 +13,21 @@ from torchzero_clip.core.state import statistic
 
 
 class WeightDecay(Transform):
-    """Weight decay: adds a multiple of the parameter to the update, which pulls it toward zero.
+    """Weight decay: adds a multiple of the parameter to the update, so that parameters shrink.
 
-    The position decides the kind of decay. Before `Adam` it is coupled, L2 regularization
-    (tested against torch). Between `Adam` and `LR` it is decoupled, as in AdamW
-    (tested against torch).
+    The position in the chain decides the kind of decay. Before `Adam`, the decay is L2
+    regularization, also called coupled decay (tested against torch). Between `Adam` and `LR`, the
+    decay is decoupled, as in AdamW (tested against torch).
 
     u ← u + weight_decay · w
 
     Args:
-        weight_decay: The multiple of the parameter that is added.
-        cautious: If True, only elements with u · w ≥ 0 decay: elements that the update makes
-            smaller anyway. Default: False.
-        follows_lr: If True, the decay is multiplied by lr / (the largest lr so far). `LR`
-            multiplies the decay as well, so the decay falls with the square of a schedule.
-            Default: False.
+        weight_decay: The factor that multiplies the parameter in the formula.
+        cautious: If True, only elements with u · w ≥ 0 decay. These are the elements that the
+            update shrinks anyway. Default: False.
+        follows_lr: If True, the decay is multiplied by lr / (the largest lr so far). `LR` also
+            multiplies the decay by lr. If a schedule reduces lr, the decay therefore falls with the
+            square of lr. Default: False.
         afterwards: If True, the weights decay after the step, as with AdamW in older libraries:
             u ← (1 - lr · weight_decay) u + weight_decay · w. The learning rate comes from `LR`.
             Default: False.

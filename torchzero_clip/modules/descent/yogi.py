@@ -1,4 +1,4 @@
-"""Yogi: Adam with a second moment that changes slowly."""
+"""Yogi: Adam with a limit on how fast the second moment changes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torchzero_clip.modules.descent.adagrad import filled_like_state
 
 
 class Yogi(Transform):
-    """Yogi: Adam whose second moment grows and falls by limited amounts.
+    """Yogi: Adam that limits how much the second moment changes per step.
 
-    Use it if the gradients are sparse or noisy: unlike in `Adam`, v does not forget a large
-    gradient quickly.
+    Use it if the gradients are sparse or noisy. Unlike in `Adam`, v does not fall quickly after a
+    large gradient.
 
     m ← β₁ m + (1 - β₁) u;   v ← v - (1 - β₂) sign(v - u²) u²;   u ← m̂ / (√v̂ + eps)
 
     Here m̂ and v̂ are m and v with bias correction, as in `Adam`.
 
     Args:
-        betas: The share of m that is kept per step, and 1 minus the share of u² by which v
-            changes. Default: (0.9, 0.999).
+        betas: β₁ is the decay rate of the average m. β₂ sets the change of v per step, (1 - β₂) u².
+            Default: (0.9, 0.999).
         eps: A small number that is added to the denominator. Default: 1e-3.
         initial_accumulator: The first value of m and v. Default: 1e-6.
 

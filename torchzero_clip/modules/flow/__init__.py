@@ -1,4 +1,4 @@
-"""Rules that choose parameters and steps: masks, partitions and guards."""
+"""Rules that act only on some parameters or in some steps: masks, partitions and guards."""
 
 from torchzero_clip.modules.flow.accumulate import Accumulate
 from torchzero_clip.modules.flow.carry import Carry

@@ -1,4 +1,4 @@
-"""Accumulate: a rule that collects the gradients of several small batches."""
+"""Accumulate: a rule that averages the gradients of several small batches."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ LATER = 2  # the sum has gradients of a later batch: the links after it have met
 
 
 class Accumulate(Transform, Gate):
-    """Gradient accumulation: averages the gradients of `steps` calls of `step()` into one update.
+    """Gradient accumulation: makes one update from the gradients of `steps` calls of `step()`.
 
-    Use it if a large batch does not fit into memory. If memory allows, prefer to call `backward()`
-    several times on the loss divided by their number, and then `step()` once.
+    Use it if a large batch does not fit into memory. A simpler way is to divide the loss by n, call
+    `backward()` on n small batches, and then call `step()` once. Prefer this way if you can.
 
     s ← s + u;   every `steps`-th step u ← s / steps, s ← 0; in between nothing after it runs
 
-    The rules after this one also receive the mean as `group["grads"]`. If a parameter has no
-    gradient in one of the steps, this gradient counts as zero.
+    The rules after this link also receive the mean as `group["grads"]`. If a parameter has no
+    gradient in one of the calls, the missing gradient counts as zero.
 
     Args:
         steps: The number of calls of `step()` that make one update.
@@ -87,7 +87,7 @@ class Accumulate(Transform, Gate):
         return self._means(buckets[0].step, buckets[0].bound.path)
 
     def _add(self, bucket: Bucket) -> None:
-        """Add the update to the sums. The first update of a large step restarts its sum at zero."""
+        """Add the update to the sums. The first call after an update restarts the sum at zero."""
         key = f"{bucket.bound.path}/begun"
         sums = bucket.state["sum"]
         begun = [bool(state.get(key)) for state in bucket.param_states]
@@ -99,7 +99,7 @@ class Accumulate(Transform, Gate):
             state[key] = FIRST if first else LATER
 
     def _means(self, step: Step, path: str) -> list[Bucket]:
-        """Return buckets with the mean of every parameter that had a gradient in these steps."""
+        """Return buckets with the mean for each parameter that had a gradient in any call."""
         states = step.states or {}
 
         def total(p: Tensor) -> Tensor | None:

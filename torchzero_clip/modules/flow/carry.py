@@ -1,4 +1,4 @@
-"""Carry: error feedback for a rule that clips."""
+"""Carry: a rule that adds the clipped part of an update to the next update."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from torchzero_clip.modules.flow.masked import check_inner, check_keeps
 
 
 class Carry(Transform):
-    """Error feedback: adds the part that a rule has clipped to the gradient of the next step.
+    """Error feedback: adds the part that a rule has clipped to the update of the next step.
 
-    Use it if clipping should not bias the direction over many steps: nothing is lost, only delayed.
+    Use it if clipping should not bias the direction over many steps. The clipped part is not lost.
+    It is added later.
 
     u ← tfm(u + c);   c ← u + c - tfm(u + c)
 
-    An element of c that would become NaN or infinite does not change.
+    Here c is the clipped part. If an element of c would become NaN or infinite, the element does
+    not change.
 
     Args:
         tfm: The rule or Chain that clips. It must not contain guards, `Freeze` or `Accumulate`.

@@ -13,7 +13,7 @@ from torchzero_clip.core import Bucket
 def split(
     buckets: list[Bucket], where: Callable[[Any, Tensor], bool]
 ) -> tuple[list[Bucket], list[Bucket]]:
-    """Return the parts of the buckets where a condition on name and value is true, and the rest."""
+    """Return buckets with the parameters that meet a condition, and buckets with all others."""
     inside: list[Bucket] = []
     outside: list[Bucket] = []
     for bucket in buckets:
@@ -30,9 +30,10 @@ def split(
 
 
 class _NoName:
-    """The name of a parameter without a name: it equals "", and any other use raises an error.
+    """The name of an unnamed parameter. It equals "", and any other use raises an error.
 
-    A plain empty string would match no pattern, and the missing names would go unnoticed.
+    With a plain empty string, no pattern would match, and nobody would notice that names are
+    missing.
     """
 
     def __getattr__(self, method: str) -> NoReturn:
@@ -62,7 +63,7 @@ class _NoName:
 
 
 def _nameless() -> ValueError:
-    """Return the error for a parameter that is chosen by a name which it does not have."""
+    """Return the error for a choice by name if the parameters have no names."""
     return ValueError(
         "a parameter is chosen by its name, but has none: pass model.named_parameters() to the "
         "optimizer instead of model.parameters()"

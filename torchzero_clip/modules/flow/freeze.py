@@ -11,13 +11,15 @@ from torchzero_clip.modules.flow.choice import split
 
 
 class Freeze(Transform):
-    """Freeze drops the updates of the parameters that a function chooses, so they do not change.
+    """Freeze drops the updates of some parameters, so these parameters do not change.
 
-    Links after it do not receive these parameters, and allocate no state for them.
+    A function chooses the parameters. Later links do not receive these parameters, and allocate no
+    state for them.
 
     Args:
-        where: A function of the name and value of a parameter that returns True for the parameters
-            to freeze. If it uses the name, give `model.named_parameters()` to the optimizer.
+        where: A function `where(name, p)` of the name and value of a parameter. It returns True for
+            the parameters to freeze. If the function uses the name, pass `model.named_parameters()`
+            to the optimizer.
 
     Example:
         >>> import torch

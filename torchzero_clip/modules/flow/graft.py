@@ -1,4 +1,4 @@
-"""Graft: a rule with the size of one update and the direction of another."""
+"""Graft: a rule that combines the norm of one update with the direction of another update."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from torchzero_clip.modules.flow.masked import check_keeps, check_outer
 
 
 class Graft(NormRule):
-    """Grafting: combines the norm of one update with the direction of another.
+    """Grafting: combines the norm of one update with the direction of another update.
 
     Use it to give an optimizer such as `Shampoo` the well-known step sizes of `Adam`.
 
     u ← d · ‖n‖ / ‖d‖,   n = norm_of(u),   d = direction_of(u)
 
-    Both transforms receive the same update. If d is zero, the result is zero.
+    Both inner rules receive the same update u. If d is zero, the result is zero.
 
     Args:
-        norm_of: The rule or Chain whose result has the norm.
-        direction_of: The rule or Chain whose result has the direction. Neither of the two may
-            contain guards, `Freeze` or `Accumulate`.
+        norm_of: The rule or Chain that decides the norm.
+        direction_of: The rule or Chain that decides the direction. Guards, `Freeze` and
+            `Accumulate` are not allowed in `norm_of` and `direction_of`.
         ord: The norm to measure: a number such as 2, or a name such as "l1", "linf", "rms", "std"
             or "mad". Default: 2.
-        dim: The elements that share one norm, as in `ClipNorm`. Default: None, each tensor.
-        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        dim: The elements that share one norm, with the same choices as in `ClipNorm`.
+            Default: None, one norm per tensor.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` keep the norm of d.
             Default: 1.
 

@@ -1,4 +1,4 @@
-"""Guard: a rule for steps with NaN or infinite gradients."""
+"""Guard: a rule that skips steps with NaN or infinite gradients."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from torchzero_clip.modules.flow.step_guard import NONFINITE, _Seen, _StepGuard
 class Guard(_StepGuard):
     """A guard against NaN: skips the step if a gradient is NaN or infinite.
 
-    Use it as the first link, so that a broken batch does no harm. A skipped step changes no
-    parameter, no state and no step count of other links. Only the metrics "Guard/skipped",
-    "Guard/consecutive" and "Guard/why" change. If one rank skips a step, all ranks skip it.
+    Use it as the first link, so that a broken batch does no harm. A skipped step does not change
+    parameters, and does not change the state and step counts of other links. Only the metrics
+    "Guard/skipped", "Guard/consecutive" and "Guard/why" change. If one rank skips a step, all ranks
+    skip the step.
 
-    The guard does not synchronize with the GPU, except "raise", which reads one number per step.
+    The guard does not synchronize with the GPU, except with `on_nonfinite="raise"`, which reads one
+    number per step.
 
     Args:
-        on_nonfinite: The reaction: "skip" skips the step, "zero" replaces the elements by zeros,
-            "raise" raises `RuntimeError` with the names of the parameters, and "assert" lets the
-            device stop the program. Default: "skip".
-        max_consecutive: Raise `RuntimeError` after this many skipped steps in a row, or None. The
-            count is read once in as many steps, so the error may be late by as many steps.
-            Default: None.
+        on_nonfinite: What to do if a gradient is NaN or infinite. "skip" skips the step. "zero"
+            replaces NaN and infinite elements with zeros. "raise" raises `RuntimeError` with the
+            names of the parameters. "assert" stops the program by a device-side assert.
+            Default: "skip".
+        max_consecutive: Raise `RuntimeError` after `max_consecutive` skipped steps in a row. The
+            guard reads the count only every `max_consecutive` steps, so the error may come up to
+            `max_consecutive` steps late. None never raises. Default: None.
 
     Example:
         >>> import torch
@@ -72,7 +75,7 @@ class Guard(_StepGuard):
         return buckets
 
     def _raise(self, buckets: list[Bucket]) -> None:
-        """Raise an error with the names of the broken parameters, if any rank has a broken one."""
+        """Raise an error with the names of parameters that have NaN or infinity on any rank."""
         step = buckets[0].step
         step.notes.host("Guard('raise') synchronizes in each step: use 'skip' or 'assert'")
         bad = ~torch.isfinite(torch.cat([largest(bucket.u.tensors) for bucket in buckets]))
@@ -93,7 +96,7 @@ def _finite(u: TensorList, state: State, group: Group) -> TensorList:
 
 
 def _anywhere(flag: Tensor, world_size: int) -> bool:
-    """Return whether a flag is set on this rank or on another rank."""
+    """Return whether a flag is set on any rank."""
     if world_size > 1:
         flag = flag.to(torch.int32)
         torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)

@@ -8,7 +8,7 @@ from torchzero_clip.core import Bucket, Transform
 class Identity(Transform):
     """Identity returns the update unchanged.
 
-    Use it as a placeholder, for example for a clipping rule that a flag switches off.
+    Use it as a placeholder, for example in place of a clipping rule that is switched off.
 
     u ← u
 

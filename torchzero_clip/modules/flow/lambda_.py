@@ -12,15 +12,15 @@ from torchzero_clip.core import Group, TensorwiseTransform
 class Lambda(TensorwiseTransform):
     """Lambda applies a function to the update, one tensor at a time.
 
-    Use it for a quick experiment. A class with an `update` method is faster, because it works on
-    all tensors at once and can be compiled.
+    Use it for a quick experiment. A custom `Transform` class with an `update` method is faster,
+    because it works on all tensors at once and can be compiled.
 
     u ← fn(u), one tensor at a time
 
     Args:
-        fn: A function of one tensor that returns a tensor of the same shape. It may change its
-            argument in place. The strides of the tensor depend on the engine, so call
-            `u.reshape(...)`, not `u.view(...)`.
+        fn: A function that receives one tensor and returns a tensor of the same shape. It may
+            change its argument in place. Call `u.reshape(...)`, not `u.view(...)`, because the
+            strides of the tensor may vary.
 
     Example:
         >>> import torch

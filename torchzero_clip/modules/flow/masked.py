@@ -1,4 +1,4 @@
-"""Masked: a rule that applies another rule to some of the parameters."""
+"""Masked: a rule that applies another rule to some parameters."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ class Masked(Transform, Routing):
 
     u ← tfm(u) where where(name, p) holds, u elsewhere
 
-    Inside the mask, `dim="global"` means all parameters that the mask chooses.
+    In the inner rule, `dim="global"` means all parameters that the function chooses.
 
     Args:
         tfm: The rule or Chain to apply.
-        where: A function of the name and value of a parameter that returns True for the chosen
-            parameters. If it uses the name, give `model.named_parameters()` to the optimizer.
+        where: A function `where(name, p)` of the name and value of a parameter. It returns True for
+            the parameters that `tfm` receives. If the function uses the name, pass
+            `model.named_parameters()` to the optimizer.
 
     Example:
         >>> import torch
@@ -60,7 +61,7 @@ class Masked(Transform, Routing):
 
 
 def check_inner(rule: Transform) -> None:
-    """Raise an error unless `tfm` is a Transform and the outer rule has the default target."""
+    """Raise an error unless `tfm` is a Transform and the outer rule has the default `target`."""
     inner = getattr(rule, "tfm", None)
     if not isinstance(inner, Transform):
         raise TypeError(f"{type(rule).__name__}: tfm must be a Transform, got {inner!r}")
@@ -68,7 +69,7 @@ def check_inner(rule: Transform) -> None:
 
 
 def check_outer(rule: Transform) -> None:
-    """Raise ValueError if the outer rule has a target, which belongs to the transforms inside."""
+    """Raise ValueError if the outer rule sets `target`. Only inner transforms may set `target`."""
     if rule.target != "update":
         raise ValueError(
             f"{type(rule).__name__}: give target to the transforms inside, got {rule.target!r}"
@@ -76,7 +77,7 @@ def check_outer(rule: Transform) -> None:
 
 
 def check_keeps(rule: Transform, name: str, tfm: Transform) -> None:
-    """Raise ValueError if a transform inside may return fewer updates than it receives."""
+    """Raise ValueError if an inner transform may return fewer updates than it receives."""
     if dropping(tfm):
         raise ValueError(
             f"{type(rule).__name__}: {name} must return an update for every parameter in every "

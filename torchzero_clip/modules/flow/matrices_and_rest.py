@@ -10,16 +10,17 @@ EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 def matrices_and_rest(model: nn.Module, head: str | None = None) -> dict[str, str]:
     """Return a label for every parameter of a model, "matrices" or "rest", for `Partition`.
 
-    Use it for `Orthogonalize` (Muon) and other rules about matrices. "matrices" are the weights
-    inside the model with two or more dims. "rest" are the parameters that the Muon papers leave to
-    Adam: vectors such as biases and gains of normalization layers, single numbers, embeddings, all
-    parameters with "embed" in their name, and the output head with the parameters tied to it.
+    Use it for `Orthogonalize` (Muon) and other rules for matrices. "matrices" are the weights of
+    hidden layers, with two or more dims. "rest" are all other parameters. The Muon papers leave
+    them to Adam: vectors (such as biases and the gains of normalization layers), single numbers,
+    embeddings, all parameters with "embed" in their name, and the output head with the parameters
+    tied to it.
 
     Args:
         model: The module whose `named_parameters()` the optimizer receives.
-        head: The name of the module that computes the output. By default, the heads are all linear
-            layers with as many outputs as the largest embedding has rows. If there are none, the
-            head is the last layer that has a weight with two or more dims.
+        head: The name of the module that computes the output. By default, a linear layer is a head
+            if its number of outputs is the number of rows of the largest embedding. If there is no
+            such layer, the head is the last layer that has a weight with two or more dims.
 
     Returns:
         A dict that maps the name of each parameter to its label.
@@ -63,7 +64,7 @@ def _heads(model: nn.Module) -> list[nn.Module]:
 
 
 def _has_matrix(module: nn.Module) -> bool:
-    """Return whether a module has a parameter of its own that is not a vector."""
+    """Return whether a module, without its submodules, has a parameter that is not a vector."""
     return not all(map(_is_vector, module.parameters(recurse=False)))
 
 

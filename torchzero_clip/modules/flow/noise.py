@@ -17,14 +17,14 @@ class Noise(Transform):
 
     u ← u + N(0, η / (1 + t)^γ)
 
-    Here t is the step number, counted from 0. The state of the generator is saved with the
-    optimizer, so a resumed run draws the same noise. Every rank draws the noise of the whole
-    tensor and uses its own part. With `compile=True`, steps of a chain with this rule are not
-    replayed, because a replay would draw no noise.
+    Here t is the step number, counted from 0. The optimizer saves the state of the random
+    generator, so a resumed run draws the same noise. For a sharded tensor, every rank draws the
+    noise of the whole tensor and uses the part of its shard. With `compile=True`, a chain with this
+    rule runs every step without replay, because a replayed step would not draw new noise.
 
     Args:
         eta: η, the variance of the noise in the first step.
-        gamma: γ, the power with which the variance falls. Default: 0.55.
+        gamma: γ, the exponent in the formula. A larger γ reduces the noise faster. Default: 0.55.
         seed: The seed of the generator. Default: 0.
 
     Example:
@@ -67,13 +67,13 @@ class Noise(Transform):
         return buckets
 
     def _draw(self, bucket: Bucket, generator: torch.Generator) -> list[Tensor]:
-        """Draw normal noise for every parameter, and keep the parts of this rank."""
+        """Return normal noise for every parameter: the part that belongs to this rank."""
         kind: Any = {"dtype": bucket.u.dtype, "device": bucket.device}
         drawn = [torch.empty(p.shape, **kind) for p in bucket.originals]
         return bucket.parts([t.normal_(generator=generator) for t in drawn])
 
     def _generator(self, bucket: Bucket) -> torch.Generator:
-        """Return a generator in the saved state, or in its first state."""
+        """Return a generator in the saved state, or a freshly seeded generator if none is saved."""
         path_hash = zlib.crc32(bucket.bound.path.encode())  # two links draw different noise
         generator = torch.Generator(bucket.device)
         generator.manual_seed(self.seed + path_hash)
@@ -89,5 +89,5 @@ class Noise(Transform):
             group["chain"][self._key(bucket)] = generator_state
 
     def _key(self, bucket: Bucket) -> str:
-        """Return the name of the saved state of the generator, which depends on the device."""
+        """Return the state name of the saved generator. The name depends on the device."""
         return f"{bucket.bound.path}/generator_{bucket.device.type}"

@@ -1,4 +1,4 @@
-"""Parallel: a rule that combines the results of several transforms."""
+"""Parallel: a rule that applies several rules to the same update and combines the results."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from torchzero_clip.modules.flow.masked import check_keeps, check_outer
 
 
 class Parallel(Transform):
-    """Parallel applies several transforms to the same update and combines their results.
+    """Parallel applies several rules to the same update and combines their results.
 
     Use it, for example, for the mean of a fast and a slow momentum.
 
     u ← merge({name: tfm(u) for each of the transforms})
 
-    Every branch receives the same update. The hyperparameters of a branch have its name in their
-    key, for example "Parallel/fast/beta".
+    Every branch receives the same update. The keys of hyperparameters contain the name of the
+    branch, for example "Parallel/fast/beta".
 
     Args:
         transforms: A dict that maps a name to a rule or Chain. The branches must not contain
             guards, `Freeze` or `Accumulate`.
         merge: A function that receives a dict with the TensorList of each branch, and returns one
-            TensorList. It may change the lists in place. It must treat every element separately.
-            The strides of the tensors depend on the engine, so call `t.reshape(...)`, not
-            `t.view(...)`.
+            TensorList. It may change the lists in place. Each element of the result may depend only
+            on the same element of each list. Call `t.reshape(...)`, not `t.view(...)`, because the
+            strides of the tensors may vary.
 
     Example:
         >>> import torch

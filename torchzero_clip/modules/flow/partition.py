@@ -1,4 +1,4 @@
-"""Partition: a rule with a different transform for each kind of parameter."""
+"""Partition: a rule that applies a different rule to each kind of parameter."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Partition(Transform, Routing):
 
     u ← transforms[labels(name, p)](u)
 
-    The label is the name of the branch in the keys of its hyperparameters, for example
-    "Partition/matrix/max_norm".
+    The keys of hyperparameters contain the label, for example "Partition/matrix/max_norm".
 
     Args:
         transforms: A dict that maps each label to a rule or Chain.
-        labels: The label of each parameter: a function of its name and value, or a dict that maps
-            a name or regular expression to a label. The first key that is found in the name
-            decides. If names are used, give `model.named_parameters()` to the optimizer.
+        labels: A function `labels(name, p)` that returns the label of a parameter, or a dict that
+            maps a name or regular expression to a label. With a dict, the first key that is found
+            in the name decides. If names are used, pass `model.named_parameters()` to the
+            optimizer.
 
     Example:
         >>> import torch
@@ -70,7 +70,7 @@ class Partition(Transform, Routing):
         return self._send(buckets, init=True)
 
     def _send(self, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
-        """Send the parameters of every label through their own transform."""
+        """Apply the transform of each label to the parameters with this label."""
         results: list[Bucket] = []
         for label, link in zip(self.transforms, buckets[0].bound.children, strict=True):
             part = self._part(buckets, label)
@@ -81,7 +81,7 @@ class Partition(Transform, Routing):
         return [list(self.transforms).index(self._label(name, param))]
 
     def _part(self, buckets: list[Bucket], label: str) -> list[Bucket]:
-        """Return the parameters with a label."""
+        """Return buckets with only the parameters that have this label."""
         return split(buckets, lambda name, p: self._label(name, p) == label)[0]
 
     def _label(self, name: str, p: Tensor) -> str:
@@ -98,7 +98,7 @@ class Partition(Transform, Routing):
         return label
 
     def _label_by_name(self, name: str, p: Tensor) -> str:
-        """Return the label that the dict `labels` has for a name."""
+        """Return the label for a name, if `labels` is a dict."""
         assert isinstance(self.labels, Mapping)
         if name and (key := by_name(self.labels, name)) is not None:
             return self.labels[key]
@@ -110,6 +110,6 @@ class Partition(Transform, Routing):
 
 
 def _first_keys(labels: Mapping[str, str]) -> str:
-    """Return the first keys of a dict, as text."""
+    """Return the first keys of a dict as text, for an error message."""
     keys = ", ".join(map(repr, list(labels)[:5]))
     return f"{keys}, ..." if len(labels) > 5 else keys

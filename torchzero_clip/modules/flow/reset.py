@@ -1,4 +1,4 @@
-"""Reset: a rule that resets the state of another rule from time to time."""
+"""Reset: a rule that resets the state of another rule every `every` steps."""
 
 from __future__ import annotations
 
@@ -25,19 +25,18 @@ from torchzero_clip.modules.flow.masked import check_inner
 
 
 class Reset(Transform):
-    """Momentum reset: sets the state of a transform back to its first values every `every` steps.
+    """Momentum reset: resets the state of another rule to its initial values every `every` steps.
 
-    Use it if spikes of the gradient should not stay in the averages of an optimizer such as `Adam`.
+    Use it if a gradient spike should not stay in the averages of an optimizer such as `Adam`.
 
     u ← tfm(u), whose state is reset in every `every`-th step; then for k < warmup
     u ← u · (1 - 0.99 (1 + cos(π k / (warmup + 1))) / 2), k the steps since then
 
     Args:
         tfm: The rule or Chain whose state is reset.
-        every: The state is reset in each step whose number is a multiple of `every`. Steps are
-            counted from 1.
+        every: Reset the state in each step whose number, counted from 1, is a multiple of `every`.
         warmup: The number of steps after a reset in which updates are scaled down. Default: 0.
-        keep: The names of state that is not reset. With `keep=("step",)` the count of `Adam`
+        keep: The names of states that are not reset. With `keep=("step",)` the count of `Adam`
             continues, so its bias correction does not restart. Default: (), reset all state.
 
     Example:
@@ -95,14 +94,14 @@ class Reset(Transform):
         return t % self.every == 0
 
     def _share(self, t: int) -> float:
-        """Return the factor of the update in step t: 1 outside of the warm-up after a reset."""
+        """Return the factor that scales the update in step t, which is 1 outside of a warm-up."""
         k = t % self.every
         if t < self.every or k >= self.warmup:
             return 1.0
         return 1 - 0.99 * (1 + math.cos(k * math.pi / (self.warmup + 1))) / 2
 
     def _reset(self, bucket: Bucket) -> None:
-        """Set all state inside back to its first values, even if a parameter has no gradient."""
+        """Reset all state of the inner rule, also for parameters without a gradient."""
         bucket.step.notes.made(f"{bucket.bound.path} restarts in this step")
         states = bucket.step.states or {}
         for link in bucket.bound.walk():
@@ -115,7 +114,7 @@ class Reset(Transform):
                         self._write(state, link.path, link.acts.per_parameter(p))
 
     def _write(self, state: dict[str, Any], path: str, first: Mapping[str, Any]) -> None:
-        """Write the first values over the state of a link, and delete its counts of steps."""
+        """Replace the state of a link by the initial values, and delete its step counts."""
         for key in [key for key in state if key.rpartition("/")[0] == path]:
             name = key.rpartition("/")[2]
             if name in self.keep:

@@ -1,4 +1,4 @@
-"""SkipLarge: a guard against gradients that are too large."""
+"""SkipLarge: a guard that skips steps whose gradient norm is too large."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class SkipLarge(_StepGuard):
     """A guard against huge gradients: skips the step if their global norm exceeds `max_norm`.
 
     Use it as the first link, or next to another guard, if a step with a huge gradient should not
-    happen at all. `ClipNorm` scales such a gradient down instead. A norm that is NaN or infinite
-    skips the step as well. The guard does not synchronize with the GPU.
+    happen at all. `ClipNorm` scales such a gradient down instead. The guard also skips the step if
+    the norm is NaN or infinite. The guard does not synchronize with the GPU.
 
     Args:
-        max_norm: The largest global norm of a step that is not skipped.
-        max_consecutive: Raise `RuntimeError` after this many skipped steps in a row, or None. The
-            count is read once in as many steps, so the error may be late by as many steps.
-            Default: None.
+        max_norm: The largest allowed global norm. Steps with a larger norm are skipped.
+        max_consecutive: Raise `RuntimeError` after `max_consecutive` skipped steps in a row. The
+            guard reads the count only every `max_consecutive` steps, so the error may come up to
+            `max_consecutive` steps late. None never raises. Default: None.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""SkipSpike: a guard against steps whose gradient norm or loss is an outlier."""
+"""SkipSpike: a guard that skips steps if the gradient norm or the loss is an outlier."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ TIE = 1e-12  # as a share of the mean: a smaller standard deviation comes from r
 class SkipSpike(_StepGuard):
     """A guard against spikes: skips the step if the gradient norm or the loss is an outlier.
 
-    Use it as the first link for the pretraining of large language models. A step is skipped if
-    x - mean > sigmas · std, where mean and std are taken over the last `window` values of x. Here x
-    is the global gradient norm. The guard also checks the loss if `opt.report(loss=loss)` or a
-    closure provides it.
+    Use it as the first link for the pretraining of large language models. The guard skips a step if
+    x - mean > sigmas · std. Here x is the global gradient norm, and mean and std are computed from
+    the last `window` values of x. The guard applies the same test to the loss if
+    `opt.report(loss=loss)` or a closure provides the loss.
 
-    The standard deviation is unbiased. If it is 0, there is no limit. A norm or loss that is NaN or
-    infinite skips the step as well. The guard does not synchronize with the GPU.
+    The standard deviation is unbiased. If the standard deviation is 0, there is no limit. The guard
+    also skips the step if the norm or the loss is NaN or infinite. The guard does not synchronize
+    with the GPU.
 
     Args:
-        window: The number of values that the guard remembers. Default: 128.
-        sigmas: The number of standard deviations above the mean that a step may have.
+        window: The number of past values that the guard stores. Default: 128.
+        sigmas: The limit: x may be at most this number of standard deviations above the mean.
             Default: 6.0.
-        least: The number of remembered values from which the guard skips steps. Default: 64.
-        patience: After this many skipped steps in a row, the guard remembers their values too, so
-            that it follows a lasting change of level. Default: 20.
-        keep_skipped: If True, the guard remembers the values of all skipped steps, as OLMo does.
+        least: The guard skips no step before it has stored this number of values. Default: 64.
+        patience: After `patience` skipped steps in a row, the guard also stores the values of
+            skipped steps. The limit then follows a lasting change. Default: 20.
+        keep_skipped: If True, the guard always stores the values of skipped steps, as OLMo does.
             Default: False.
-        max_consecutive: Raise `RuntimeError` after this many skipped steps in a row, or None. The
-            count is read once in as many steps, so the error may be late by as many steps.
-            Default: None.
+        max_consecutive: Raise `RuntimeError` after `max_consecutive` skipped steps in a row. The
+            guard reads the count only every `max_consecutive` steps, so the error may come up to
+            `max_consecutive` steps late. None never raises. Default: None.
 
     Example:
         >>> import torch
@@ -86,7 +87,7 @@ class SkipSpike(_StepGuard):
         return torch.where(broken, NONFINITE, why)
 
     def _spikes(self, x: Tensor, values: Tensor, sigmas: Any) -> Tensor:
-        """Return whether x is too far above the mean of the values. NaN marks empty places."""
+        """Return whether x is too far above the mean of `values`. NaN means "not set yet"."""
         known = values.isfinite()
         values = values.where(known, 0)
         scale = safe_scale(values.abs().amax(dim=-1, keepdim=True))  # squares must not overflow
@@ -107,6 +108,6 @@ class SkipSpike(_StepGuard):
 
 
 def _pushed(values: Tensor, x: Tensor, enters: Tensor) -> Tensor:
-    """Return the last values with x in place of the oldest, if x enters and is finite."""
+    """Return the values with x in place of the oldest, if `enters` is True and x is finite."""
     moved = torch.cat([values[:, 1:], x.to(values.dtype).unsqueeze(1)], dim=1)
     return torch.where((enters & x.isfinite()).unsqueeze(1), moved, values)

@@ -1,4 +1,4 @@
-"""Steepest: a rule that scales a direction by how steep the update is along it."""
+"""Steepest: a rule that scales a direction by its inner product with the update."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from torchzero_clip.modules.flow.masked import check_inner, check_keeps
 class Steepest(NormRule):
     """Steepest descent: scales the direction of a transform by the dual norm of the update.
 
-    Use it with `Orthogonalize` or `Sign` if small gradients should make small steps.
+    Use it with `Orthogonalize` or `Sign` if a small gradient should lead to a small step.
 
     u ← ⟨u, d⟩ · d,   d = tfm(u)
 
-    If d is the steepest direction in some norm, ⟨u, d⟩ is the dual norm of u. For `Orthogonalize`
-    it is the sum of the singular values, and for `Sign` the sum of absolute values.
+    If d is the steepest direction in some norm, ⟨u, d⟩ is the dual norm of u. For `Orthogonalize`,
+    the dual norm is the sum of the singular values. For `Sign`, the dual norm is the sum of the
+    absolute values.
 
     Args:
         tfm: The rule or Chain that computes the direction. It must not contain guards, `Freeze` or
             `Accumulate`.
-        dim: The elements that share one product ⟨u, d⟩, as in `ClipNorm`. Default: None, each
-            tensor.
-        inverse_dims: If True, slices run along all dims except `dim`. Default: False.
+        dim: The elements that share one product ⟨u, d⟩, with the same choices as in `ClipNorm`.
+            Default: None, one product per tensor.
+        inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` keep d unscaled. Default: 1.
 
     Example:

@@ -1,4 +1,4 @@
-"""The base class of the guards: a flag on the device that skips a step, and its counts."""
+"""The base class of guards. A guard computes a flag on the device that skips the step."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ LOSS = 4
 
 
 class _Seen(NamedTuple):
-    """The values that a guard judges, equal on all ranks, as vectors with one element.
+    """The values that a guard checks. Each is a vector with one element, and equal on all ranks.
 
     Attributes:
         norm: The global gradient norm.
-        loss: The loss, or None if the guard does not judge it.
-        has_loss: Whether any rank has reported a loss, or None if the guard does not judge it.
+        loss: The loss, or None if the guard does not check the loss.
+        has_loss: Whether any rank has reported a loss, or None if the guard does not check the
+            loss.
     """
 
     norm: Tensor
@@ -35,10 +36,10 @@ class _Seen(NamedTuple):
 
 
 class _StepGuard(Transform):
-    """The base class of guards, which judge a step by its global gradient norm and its loss.
+    """The base class of guards. A guard checks the global gradient norm and the loss of a step.
 
-    A guard is the first link of a chain. A subclass defines `judge`. A guard with memory also
-    defines `init_unit` and `remember`.
+    A guard is the first link of a chain. A subclass defines `judge`. A guard that stores past
+    values also defines `init_unit` and `remember`.
     """
 
     place = "first"
@@ -50,11 +51,11 @@ class _StepGuard(Transform):
         return {"skipped": 0.0, "consecutive": 0.0, "since": math.inf}
 
     def judge(self, seen: _Seen, state: UnitState, group: Group) -> Tensor:
-        """Return the reason to skip the step, as one of the numbers above, or 0 to do the step."""
+        """Return 0 to do the step, or a constant above 0: the reason to skip the step."""
         raise NotImplementedError(f"{type(self).__name__} has no judge")
 
     def remember(self, seen: _Seen, bad: Tensor, state: UnitState) -> UnitState:
-        """Return the state after the step, without the counts."""
+        """Return the new state after the step, except for the counts."""
         return {}
 
     def per_group(self) -> dict[str, Any]:
@@ -105,7 +106,7 @@ class _StepGuard(Transform):
         return _Seen(norms.amax(0, True), mean_loss, ranks.sum(0, True) > 0)
 
     def _alone(self, units: Units) -> bool:
-        """Return whether this rank has all values: there is no other, or the norm covers all."""
+        """Return whether this rank has all values, so that no communication is needed."""
         step = units.buckets[0].step
         if step.world_size == 1:
             return True
@@ -119,7 +120,10 @@ class _StepGuard(Transform):
         return rank_counts == {step.world_size}
 
     def _counts(self, state: UnitState, bad: Tensor) -> UnitState:
-        """Return the counts after the step. Too long a row stays until the host has read it."""
+        """Return the counts after the step.
+
+        If too many steps in a row were skipped, the count does not fall until the host has read it.
+        """
         before = state["consecutive"]
         most: int | None = getattr(self, "max_consecutive", None)
         consecutive = torch.where(bad, before + 1, 0.0)
@@ -132,7 +136,10 @@ class _StepGuard(Transform):
         }
 
     def _give_up(self, units: Units, consecutive: Tensor) -> None:
-        """Raise RuntimeError after too many skipped steps in a row, which the host reads rarely."""
+        """Raise RuntimeError after too many skipped steps in a row.
+
+        The host reads the count only rarely, to avoid synchronization.
+        """
         most: int | None = getattr(self, "max_consecutive", None)
         if most is None:
             return

@@ -1,4 +1,4 @@
-"""When: a rule that applies another rule in some of the steps."""
+"""When: a rule that applies another rule in some steps."""
 
 from __future__ import annotations
 

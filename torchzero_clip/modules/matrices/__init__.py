@@ -1,4 +1,4 @@
-"""Rules for whole matrices: their singular values, their rows and their bases."""
+"""Rules for matrices: they change singular values, rows, or the basis of the update."""
 
 from torchzero_clip.modules.matrices.clip_spectral import ClipSpectral
 from torchzero_clip.modules.matrices.equal_rows import EqualRows

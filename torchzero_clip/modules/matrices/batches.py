@@ -1,4 +1,4 @@
-"""Functions that treat the matrices of a list in batches of equal shape."""
+"""Functions that process many matrices in batches of equal shape."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH_ELEMENTS = 2**24  # the largest batch, because a function allocates severa
 
 
 def matrix_shape(rule: Transform, t: Tensor, stacks: bool | None) -> tuple[int, int, int]:
-    """Return how many matrices a tensor contains, and their rows and columns."""
+    """Return the number of matrices in a tensor, and the rows and columns of a matrix."""
     if t.is_complex():
         _refuse(rule, t)
     check_shape(rule, t, stacks)
@@ -27,7 +27,7 @@ def matrix_shape(rule: Transform, t: Tensor, stacks: bool | None) -> tuple[int, 
 
 
 def check_shape(rule: Transform, t: Tensor, stacks: bool | None) -> None:
-    """Raise ValueError for a tensor that is not a matrix, or that has two possible meanings."""
+    """Raise ValueError if a tensor is not a matrix, or if `stacks` must decide what it is."""
     name = type(rule).__name__
     if t.dim() < 2:
         _refuse(rule, t)
@@ -49,7 +49,7 @@ def check_shape(rule: Transform, t: Tensor, stacks: bool | None) -> None:
 
 
 def _refuse(rule: Transform, t: Tensor) -> NoReturn:
-    """Raise ValueError for a tensor that is not a real matrix."""
+    """Raise ValueError because a tensor is not a matrix of real numbers."""
     raise ValueError(
         f"{type(rule).__name__} needs real matrices, got shape {tuple(t.shape)} and {t.dtype}: "
         "give other parameters to another rule, with Partition or a second optimizer"
@@ -57,19 +57,19 @@ def _refuse(rule: Transform, t: Tensor) -> NoReturn:
 
 
 def row_dims(t: Tensor, stacks: bool | None) -> tuple[int, ...]:
-    """Return the dims along which a row of the matrices of a tensor runs."""
+    """Return the dims of a tensor that a row of a matrix covers."""
     return tuple(range(2 if stacks and t.dim() == 3 else 1, t.dim()))
 
 
 def over_matrices(units: Units, rows: Tensor, stacks: bool | None) -> Tensor:
-    """Return, for each row, the norm of its matrix, from the norms of all rows."""
+    """Return a vector with one element per row: the norm of the matrix that contains the row."""
     return units.over(rows, lambda t: tuple(range(1 if stacks and t.dim() == 3 else 0, t.dim())))
 
 
 def in_batches(pieces: Sequence[Tensor], function: Callable[[Tensor], Any]) -> list[Tensor]:
     """Apply a function to every piece, of shape (count, rows, columns), in batches of equal shape.
 
-    The function receives matrices with at least as many columns as rows. Others are transposed.
+    Matrices with more rows than columns are transposed before the call.
     """
     on_cpu = bool(pieces) and pieces[0].device.type == "cpu"
     limit = MOST_ON_CPU if on_cpu else BATCH_ELEMENTS

@@ -1,4 +1,4 @@
-"""Blocks: rows of a fused matrix that are separate matrices, such as attention heads."""
+"""Blocks: groups of rows in a fused matrix that are separate matrices, such as attention heads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from torchzero_clip.core.names import by_name, check_patterns
 
 Cuts: TypeAlias = "int | Sequence[int] | None"
 Blocks: TypeAlias = "Mapping[str, Cuts] | Callable[[str, Tensor], Cuts] | None"
-"""A number of equal blocks, or the rows of each block: as a dict by name or regular expression, or
-as a function of name and tensor."""
+"""The type of `blocks`: the blocks of each parameter.
+
+The value for one parameter is a number of equal blocks, or a list with the number of rows of each
+block. A dict has a name or regular expression as its key. A function receives the name and the
+tensor.
+"""
 
 
 def check_blocks(rule: Any) -> None:
@@ -29,7 +33,7 @@ def check_blocks(rule: Any) -> None:
 
 
 def block_rows(rule: Any, name: str, t: Tensor, rows: int) -> list[int]:
-    """Return the number of rows of each block of a tensor whose matrices have `rows` rows."""
+    """Return the number of rows of each block, for a tensor whose matrices have `rows` rows."""
     cuts: Any = None
     if isinstance(rule.blocks, Mapping):
         key = by_name(rule.blocks, name)

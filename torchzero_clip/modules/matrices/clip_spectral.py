@@ -14,30 +14,34 @@ from torchzero_clip.modules.matrices.batches import PRODUCTS, in_batches, matrix
 
 RESOLUTION = 1e-5
 """The smallest singular value that eigenvectors of u uᵀ resolve, relative to the largest element.
-A lower limit is reached in several rounds, each of which goes down by this factor."""
+
+For a lower limit, the rule needs several rounds. Each round reduces the limit by this factor.
+"""
 ROUNDS_IN_FLOAT32 = 2
 ROUNDS_IN_FLOAT64 = 4
-"""The rounds that reach the rounding errors of the largest singular value. On CPU one round is
-enough if the limit is above the resolution, because the host can read the limit."""
+"""The number of rounds after which the errors are as small as rounding errors in float64.
+
+On CPU the host can read the limit, so one round is enough if the limit is above `RESOLUTION`.
+"""
 
 
 class ClipSpectral(TensorwiseTransform):
     """Spectral clipping: limits every singular value of a matrix to `max_norm`.
 
-    Use it for weight matrices. Unlike `ClipNorm`, it shrinks only directions that are too large.
+    Use it for weight matrices. Unlike `ClipNorm`, this rule shrinks only the directions whose
+    singular value is too large.
 
     u ← U min(S, max_norm) Vᵀ of u = U S Vᵀ
 
-    The rule computes U as the eigenvectors of u uᵀ in double precision. S are the norms of the rows
-    of Uᵀ u, and the result is U min(1, max_norm / S) Uᵀ u. If no singular value is above the limit,
-    the result is bitwise identical to u.
+    The rule computes U as the eigenvectors of u uᵀ in double precision. The singular values S are
+    the norms of the rows of Uᵀ u. The result is U min(1, max_norm / S) Uᵀ u. If no singular value
+    is above the limit, the result is bitwise identical to u.
 
     Args:
         max_norm: The largest singular value.
-        stacks: The meaning of a tensor with three dims: True for a stack of matrices, False for one
-            matrix of shape (first, rest). With None such a tensor raises an error. A tensor with
-            more dims is one matrix of shape (first, rest); with True it raises an error.
-            Default: None.
+        stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
+            one matrix of shape (first, rest). None raises an error. With four or more dims, a
+            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
 
     Example:
         >>> import torch
@@ -69,7 +73,7 @@ class ClipSpectral(TensorwiseTransform):
 
 
 def clipped(x: Tensor, limit: Any) -> Tensor:
-    """Return matrices with limited singular values, for at least as many columns as rows."""
+    """Return matrices with limited singular values. They need at least as many columns as rows."""
     if not x.numel():
         return x
     size = torch.linalg.vector_norm(x, torch.inf, dim=(1, 2), keepdim=True).double()

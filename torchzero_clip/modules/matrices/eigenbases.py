@@ -1,4 +1,4 @@
-"""Eigenvectors of averages of squares: exact once, and then refined by power iterations."""
+"""Functions for eigenvectors of averages: exact ones first, then refined by power iterations."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torchzero_clip.modules.matrices.batches import matrix_shape
 from torchzero_clip.modules.matrices.blocks import block_rows
 
 SIDES = {"left": -2, "right": -1}
-"""The sides of a matrix that may have a basis, and the dim that each side multiplies."""
+"""The sides of a matrix that may have a basis. The value is the dim that the basis multiplies."""
 ROWS_TO_MIRROR = 256  # from this size on, half of the products cost more time than a copy
 STRIPES = 4  # the products of a lower half in 4 stripes are 10 of 16 blocks
 TINY = 1e-30  # the official code adds it to the diagonal before the first decomposition
 
 
 def sides_up_to(rule: Any, rows: int, columns: int) -> dict[str, int]:
-    """Return the sides that have a basis, and their lengths."""
+    """Return a dict of the sides that have a basis. The values are the lengths of the sides."""
     return {s: n for s, n in zip(SIDES, (rows, columns), strict=True) if n <= rule.max_dim}
 
 
 def rows_with_bases(rule: Any, name: str, param: Tensor) -> Sequence[int]:
-    """Return the rows of each matrix of a parameter, or nothing if both sides are too long."""
+    """Return the rows of each matrix of a parameter, or [] if both sides are too long."""
     if param.dim() < 2 or not param.numel():
         return []
     count, rows, columns = matrix_shape(rule, param, rule.stacks)
@@ -35,7 +35,10 @@ def rows_with_bases(rule: Any, name: str, param: Tensor) -> Sequence[int]:
 
 
 def average(old: Tensor, new: Tensor, rate: Any) -> Tensor:
-    """Return old + (new - old) · rate in the memory of `new`, equal for a number and a tensor."""
+    """Return old + (new - old) · rate, computed in the memory of `new`.
+
+    A number and a tensor with the same `rate` give identical results.
+    """
     if not new.is_cpu:  # lerp_ would need a copy of the rate on the device, mul_ does not
         return new.sub_(old).mul_(rate).add_(old)
     weight_of_old = 1 - rate
@@ -72,9 +75,9 @@ def eigenvalues(matrix: Tensor, basis: Tensor) -> Tensor:
 
 
 def sorted_before(matrix: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the result of a power iteration of columns that are sorted before it, and their order.
+    """Sort the columns, do a power iteration, and return the new columns and their old positions.
 
-    The columns are sorted by their approximate eigenvalues.
+    The function sorts the columns by their approximate eigenvalues, before the power iteration.
     """
     product = matrix @ basis
     order = (basis * product).sum(-2).argsort(descending=True, stable=True)
@@ -82,13 +85,13 @@ def sorted_before(matrix: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sorted_after(matrix: Tensor, basis: Tensor) -> Tensor:
-    """Return the result of a power iteration, with its columns sorted by their new eigenvalues."""
+    """Return the result of a power iteration, with the columns sorted by their new eigenvalues."""
     new = unsorted(matrix, basis)
     return ordered(new, eigenvalues(matrix, new).argsort(descending=True, stable=True), -1)
 
 
 def unsorted(matrix: Tensor, basis: Tensor) -> Tensor:
-    """Return the result of a power iteration, with its columns in place."""
+    """Return the result of a power iteration, without sorting the columns."""
     return orthonormal(matrix @ basis)
 
 
@@ -102,7 +105,7 @@ def orthonormal(x: Tensor) -> Tensor:
 
 
 def ordered(x: Tensor, order: Tensor, dim: int) -> Tensor:
-    """Return matrices with their rows (dim -2) or columns (dim -1) in a different order."""
+    """Return matrices with the rows (dim -2) or columns (dim -1) in the given order."""
     if x.dim() == 2:
         return x.index_select(dim, order)
     if len(x) == 1:
@@ -111,12 +114,12 @@ def ordered(x: Tensor, order: Tensor, dim: int) -> Tensor:
 
 
 def into(u: Tensor, state: dict[str, Tensor]) -> Tensor:
-    """Return Qₗᵀ u Qᵣ: u in the bases."""
+    """Return Qₗᵀ u Qᵣ, which is u in the coordinates of the bases."""
     u = state["left_basis"].mT @ u if "left_basis" in state else u
     return u @ state["right_basis"] if "right_basis" in state else u
 
 
 def back(u: Tensor, state: dict[str, Tensor]) -> Tensor:
-    """Return Qₗ u Qᵣᵀ: u in the original coordinates."""
+    """Return Qₗ u Qᵣᵀ, which is u in the original coordinates."""
     u = state["left_basis"] @ u if "left_basis" in state else u
     return u @ state["right_basis"].mT if "right_basis" in state else u

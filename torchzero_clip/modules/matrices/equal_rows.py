@@ -14,7 +14,7 @@ from torchzero_clip.modules.matrices.batches import check_shape, over_matrices, 
 class EqualRows(NormRule):
     """EqualRows gives all rows of a matrix the same norm. The norm of the matrix does not change.
 
-    Put it before `Orthogonalize`: the singular values become more equal, so fewer iterations are
+    Put it before `Orthogonalize`. The singular values become more equal, so fewer iterations are
     enough.
 
     each row of u ← row · ‖u‖ / (√rows · ‖row‖)
@@ -22,10 +22,9 @@ class EqualRows(NormRule):
     A row of zeros stays zero.
 
     Args:
-        stacks: The meaning of a tensor with three dims: True for a stack of matrices, False for one
-            matrix of shape (first, rest). With None such a tensor raises an error. A tensor with
-            more dims is one matrix of shape (first, rest); with True it raises an error.
-            Default: None.
+        stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
+            one matrix of shape (first, rest). None raises an error. With four or more dims, a
+            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
 
     Example:
         >>> import torch

@@ -27,20 +27,22 @@ from torchzero_clip.modules.matrices.turning import begin, enter, has_passed, ma
 
 
 class InBasis(Transform, Gate):
-    """InBasis applies rules to a matrix in a basis of its rows and a basis of its columns.
+    """InBasis rotates a matrix into other bases, applies rules there, and rotates the result back.
 
     With `SOAPBasis` and `Adam` inside, it is the method SOAP.
 
     u ← Qₗ links(Qₗᵀ u Qᵣ) Qᵣᵀ
 
-    Only matrices have bases. The rules receive other parameters unchanged. The state of the rules
-    is stored in the bases as well. When the bases change, averages of the update are rotated into
-    the new bases, and second moments are sorted like their columns.
+    Only matrices have bases. The rules receive the updates of other parameters without a rotation.
+    The state of the rules refers to the bases as well. When the bases change, averages of the
+    update are rotated into the new bases. Second moments are sorted in the same order as the
+    columns of the bases.
 
     Args:
-        *links: A link that makes the bases, such as `SOAPBasis`, and then the rules to apply, from
-            first to last. The class of a rule must declare in `state_kinds` the kind of each state
-            that has the shape of a parameter. Guards, `Freeze` and `Accumulate` are not allowed.
+        *links: First a link that computes the bases, such as `SOAPBasis`, then the rules to apply
+            in this order. If a rule has state with the shape of a parameter, the class of the rule
+            must declare the kind of this state in `state_kinds`. Guards, `Freeze` and `Accumulate`
+            are not allowed.
 
     Example:
         >>> import torch

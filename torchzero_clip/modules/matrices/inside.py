@@ -1,4 +1,4 @@
-"""Checks of the links inside of InBasis."""
+"""Functions that check the links inside `InBasis`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchzero_clip.modules.matrices.soap_basis import SOAPBasis
 
 
 def check_links(links: Sequence[Transform]) -> None:
-    """Raise unless the links are a basis and rules whose state can follow into another basis."""
+    """Raise an error unless the links are a basis and rules whose state can be rotated."""
     if len(links) < 2 or not isinstance(links[0], SOAPBasis):
         raise TypeError(
             "InBasis: links must be a basis and transforms, such as InBasis(SOAPBasis(), "
@@ -24,7 +24,7 @@ def check_links(links: Sequence[Transform]) -> None:
 
 
 def _check_inside(link: Transform) -> None:
-    """Raise if a link drops parameters, or keeps state that cannot be rotated."""
+    """Raise an error if a link drops parameters, or has state that cannot be rotated."""
     if not isinstance(link, Transform):
         raise TypeError(f"InBasis: links must be transforms, such as Adam(), got {link!r}.")
     for drops in dropping(link):
@@ -38,7 +38,7 @@ def _check_inside(link: Transform) -> None:
 
 
 def _check_state(tfm: Transform) -> None:
-    """Raise TypeError if a rule keeps state that cannot be rotated into another basis."""
+    """Raise TypeError if a rule has state that cannot be rotated into another basis."""
     example = torch.empty(3, 5, device="meta")
     state = tfm.init(example)
     elementwise = [name for name, t in state.items() if getattr(t, "shape", ()) == example.shape]

@@ -1,4 +1,4 @@
-"""KLBasis: eigenvectors of averages that each side computes after whitening the other side."""
+"""KLBasis: eigenvectors of averages of the update. Each average whitens the other side first."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ class KLBasis(SOAPBasis):
     L ← β L + (1 - β) u R⁻¹ uᵀ / columns;   R ← β R + (1 - β) uᵀ L⁻¹ u / rows;   Qₗ, Qᵣ as there
 
     Here Qₗ and Qᵣ are eigenvectors of L and R, as in `SOAPBasis`. L⁻¹ stands for
-    Qₗ diag(1 / λ) Qₗᵀ. The values λ are averages that change in every step. They average the
-    squares of the update in both bases, whitened by the other side.
+    Qₗ diag(1 / λ) Qₗᵀ. In every step, the rule rotates the update into both bases, whitens the
+    other side, and squares the result. The values λ are running averages of these squares.
 
     Args:
-        beta: The share of the averages that is kept per step. None uses the second of `betas` of
-            the nearest link that has `betas`, such as the `Adam` after it. Default: 0.95.
-        every: The number of steps between two renewals of the bases, each by one power iteration
-            and a QR decomposition. Columns keep their places. Default: 10.
-        first: The use of the first gradient of a parameter. With "skip", as in the authors' code,
-            it only makes the bases. With "use" it also updates the parameter. In both cases later
-            gradients enter the averages after they were used. With "step" it updates the
-            parameter, and every gradient enters the averages before it is used. Default: "skip".
-        max_dim: The longest side that has a basis. A longer side does not whiten. Default: 10000.
-        stagger: If True, parameters are renewed in different steps, so that all steps take equally
-            long. Default: False.
-        stacks: The meaning of a tensor with three dims: True for a stack of matrices, False for one
-            matrix of shape (first, rest). With None such a tensor raises an error. A tensor with
-            more dims is one matrix of shape (first, rest); with True it raises an error.
-            Default: None.
-        blocks: The row blocks of fused matrices, as in `Orthogonalize`. Each block has its own
+        beta: The decay rate of the averages. None uses the second value of `betas` of the nearest
+            link that has `betas`, such as the `Adam` after this link. Default: 0.95.
+        every: Renew the bases every `every` steps, by one power iteration and a QR decomposition.
+            The columns are not sorted. Default: 10.
+        first: What to do with the first gradient of a parameter. With "skip", as in the authors'
+            code, the first gradient only makes the bases. With "use", it also updates the
+            parameter. In both cases, the rule updates the averages with a later gradient after
+            using the gradient. With "step", the first gradient updates the parameter, and the rule
+            updates the averages with each gradient before using the gradient. Default: "skip".
+        max_dim: The longest side that has a basis. A longer side is not whitened. Default: 10000.
+        stagger: If True, different parameters renew their bases in different steps, so that all
+            steps take equally long. Default: False.
+        stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
+            one matrix of shape (first, rest). None raises an error. With four or more dims, a
+            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
+        blocks: The blocks of rows of fused matrices, as in `Orthogonalize`. Each block has its own
             bases. Default: None, no blocks.
         initial: The first value of all λ. Default: 0.1.
-        most: The largest 1 / √λ. It is also at most the length of the side, but at least 10.
-            Default: 4000.
+        most: The largest 1 / √λ. The length of the side is another limit, but the limit is never
+            below 10. Default: 4000.
 
     Example:
         >>> import torch
@@ -112,7 +112,7 @@ class KLBasis(SOAPBasis):
 
 
 def _whitened(rows: Tensor, side: str, state: MatrixState) -> Tensor:
-    """Return the rows in the basis of their columns, each column divided by the root of its λ."""
+    """Return the rows in the basis of the columns, each column divided by the root of its λ."""
     if side not in state:
         return rows
     roots = state[f"{side}_values"].rsqrt().unsqueeze(-2)

@@ -19,8 +19,8 @@ from torchzero_clip.modules.matrices.blocks import Blocks, block_rows, check_blo
 class Kron(TensorwiseTransform):
     """PSGD Kron: momentum that is whitened by a Kronecker product of two learned factors.
 
-    It needs no eigenvectors or matrix roots, only products of matrices and triangular solves. With
-    `ClipRMS(1.1)` after it, it is PSGD Kron (tested against kron_torch).
+    The rule needs only matrix products and triangular solves, and no eigenvectors or matrix roots.
+    With `ClipRMS(1.1)` after it, this is PSGD Kron (tested against kron_torch).
 
     m ← β m + (1 - β) u;   u ← Qₗᵀ Qₗ m̂ Qᵣᵀ Qᵣ
 
@@ -32,25 +32,25 @@ class Kron(TensorwiseTransform):
     and Qᵣ learns in the same way. A vector has one diagonal factor.
 
     Args:
-        beta: The share of the average m that is kept per step. Default: 0.9.
+        beta: The decay rate of the average m. Default: 0.9.
         precond_lr: The learning rate of the factors. Default: 0.1.
-        every: The number of steps between two updates of the factors. Default: None, the official
-            schedule: every step up to step 501, then less and less often, at last every 34th step.
-        max_dim: The longest side with a triangular factor. A longer side has a diagonal factor.
+        every: Update the factors every `every` steps. With None, the rule uses the official
+            schedule: every step up to step 501, then less and less often, and finally every 34th
+            step. Default: None.
+        max_dim: The longest side that has a triangular factor. A longer side has a diagonal factor.
             Default: 8192.
-        diagonal: Additional sides with a diagonal factor: "longer" for the longer side, "one" for
-            the longer side and the columns of a square matrix, "all" for all sides, or None.
-            Default: None.
-        initial: The first value of the product of both factors. Default: 1.0.
-        eps: The size of the noise that is added to m̂ when the factors learn. The factors multiply
-            by at most 1 / eps. Default: 1e-12.
-        stagger: If True, the factors of different parameters learn in different steps, so that all
+        diagonal: More sides that have a diagonal factor. "longer" means the longer side. "one"
+            means the longer side, or the columns of a square matrix. "all" means all sides. None
+            means no more sides. Default: None.
+        initial: The initial scale of the product of both factors. Default: 1.0.
+        eps: The size of the noise that is added to m̂ when the factors learn. The noise limits the
+            factors: they multiply by at most 1 / eps. Default: 1e-12.
+        stagger: If True, different parameters update their factors in different steps, so that all
             steps take equally long. Default: False.
-        stacks: The meaning of a tensor with three dims: True for a stack of matrices, False for one
-            matrix of shape (first, rest). With None such a tensor raises an error. A tensor with
-            more dims is one matrix of shape (first, rest); with True it raises an error.
-            Default: None.
-        blocks: The row blocks of fused matrices, as in `Orthogonalize`. Each block has its own
+        stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
+            one matrix of shape (first, rest). None raises an error. With four or more dims, a
+            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
+        blocks: The blocks of rows of fused matrices, as in `Orthogonalize`. Each block has its own
             factors. Default: None, no blocks.
 
     Example:

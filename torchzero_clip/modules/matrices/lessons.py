@@ -1,4 +1,4 @@
-"""The steps in which the factors of the official Kron learn, which become rarer over time."""
+"""The official schedule of Kron: the factors learn in every step at first, and later less often."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ RHYTHM = (
 
 
 def is_due(step: int) -> bool:
-    """Return whether the factors learn in a step, counted from 0."""
+    """Return whether the factors learn in a step. The first step is number 0."""
     early, last = _early()
     return step in early if step <= last else (step - last) % LAST_DISTANCE == 0
 
 
 @functools.cache
 def _early() -> tuple[frozenset[int], int]:
-    """Return the learning steps before their distance is constant, and the last of these steps."""
+    """Return the learning steps before the interval is constant, and the last of these steps."""
     due: set[int] = set()
     since = 0
     step = 0

@@ -1,4 +1,4 @@
-"""NeuronNorm: a rule that normalizes neurons by their past updates."""
+"""NeuronNorm: a rule that scales the update of each neuron by the size of its past updates."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ EPS = 1e-8
 
 
 class NeuronNorm(NormRule):
-    """Neuron-wise normalization: neurons with large past updates move less, others move more.
+    """Neuron-wise normalization: divides the update of each neuron by the RMS of its past updates.
 
-    Put it after `Orthogonalize`: NorMuon adds this rule to Muon. The norm of the matrix does not
-    change.
+    Put it after `Orthogonalize`. The method NorMuon is Muon with this rule. The norm of the matrix
+    does not change.
 
     V ← β V + (1 - β) · mean of u² over each row;   N = u / (√V + 1e-8);   u ← N · ‖u‖ / ‖N‖
 
-    The V of a row of zeros does not change.
+    If a row of u is zero, the V of this row does not change.
 
     Args:
         beta: The share of the average V that is kept per step. Default: 0.95.
-        neurons: "rows", or "longer" to use the columns of a matrix that has more columns than rows.
-            Default: "rows".
-        stacks: The meaning of a tensor with three dims: True for a stack of matrices, False for one
-            matrix of shape (first, rest). With None such a tensor raises an error. A tensor with
-            more dims is one matrix of shape (first, rest); with True it raises an error.
-            Default: None.
+        neurons: With "rows", each row is a neuron. With "longer", each column is a neuron if the
+            matrix has more columns than rows. Default: "rows".
+        stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
+            one matrix of shape (first, rest). None raises an error. With four or more dims, a
+            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
 
     Example:
         >>> import torch
@@ -66,7 +65,7 @@ class NeuronNorm(NormRule):
         return self._along(tensor)
 
     def _along(self, tensor: Tensor) -> tuple[int, ...]:
-        """Return the dims along which the weights of a neuron run."""
+        """Return the dims that the weights of one neuron cover."""
         along = row_dims(tensor, self.stacks)
         if self.neurons == "rows" or not along:
             return along

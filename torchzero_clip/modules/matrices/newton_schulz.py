@@ -1,4 +1,4 @@
-"""Newton-Schulz iterations, which drive the singular values of many matrices toward one."""
+"""Newton-Schulz iterations: they move the singular values of matrices toward one."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def normalized(x: Tensor, eps: float = 0.0) -> Tensor:
 def newton_schulz(x: Tensor, schedule: Triples) -> Tensor:
     """Return X after X ← a X + (b A + c A²) X, where A = X Xᵀ, for each triple (a, b, c).
 
-    The matrices must have at least as many columns as rows. In single precision on CPU, wide
-    matrices use their Gram matrix, which gives the same result up to rounding: X is multiplied
-    twice instead of in every step.
+    The matrices must have at least as many columns as rows. For wide matrices in single precision
+    on CPU, the function iterates on the Gram matrix A. The result is the same up to rounding, but X
+    is multiplied only twice instead of in every step.
     """
     if x.dtype not in (torch.float32, torch.float64) or x.device.type != "cpu":
         return by_products(x, schedule)
@@ -96,7 +96,7 @@ def newton_schulz(x: Tensor, schedule: Triples) -> Tensor:
 
 
 def by_products(x: Tensor, schedule: Triples) -> Tensor:
-    """Return the result of the iteration, computed on the matrices themselves."""
+    """Return the result of the iteration. This function iterates on the matrices X themselves."""
     for a, b, c in schedule:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -104,7 +104,7 @@ def by_products(x: Tensor, schedule: Triples) -> Tensor:
 
 
 def by_gram(x: Tensor, schedule: Triples) -> Tensor:
-    """Return the result of the iteration, computed on A = X Xᵀ.
+    """Return the result of the iteration. This function iterates on A = X Xᵀ.
 
     The product Q = … P₂ P₁ of all steps multiplies X only once, at the end.
     """
@@ -120,9 +120,10 @@ def by_gram(x: Tensor, schedule: Triples) -> Tensor:
 
 
 def _parts(schedule: Triples) -> Iterator[Triples]:
-    """Return runs of steps that keep rounding errors in a Gram matrix harmless.
+    """Split the schedule into parts, so that rounding errors in a Gram matrix stay small.
 
-    The errors grow by the factor a² per step.
+    In each step, the rounding errors grow by the factor a². Each part starts with a new Gram
+    matrix.
     """
     begin = 0
     growth = 1.0

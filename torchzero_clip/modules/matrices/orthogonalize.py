@@ -1,4 +1,4 @@
-"""Orthogonalize: a rule that replaces a matrix by the nearest orthogonal matrix."""
+"""Orthogonalize: a rule that replaces a matrix with the nearest orthogonal matrix."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from torchzero_clip.modules.matrices.newton_schulz import newton_schulz, normali
 class Orthogonalize(TensorwiseTransform):
     """Orthogonalization: sets all singular values of a matrix to about one, the core of Muon.
 
-    Use it for the weight matrices inside a model, after a momentum. After `EMA(nesterov=True)` it
-    is Muon (tested against torch). Give vectors, embeddings and the output head to another rule,
-    with `Partition` and `matrices_and_rest`.
+    Use it for the weight matrices inside a model, after a momentum. `EMA(nesterov=True)` and then
+    `Orthogonalize` is Muon (tested against torch). Give vectors, embeddings and the output head to
+    another rule, with `Partition` and `matrices_and_rest`.
 
     u ← U Vᵀ of u = U S Vᵀ, nearly: X ← a X + (b A + c A²) X with A = X Xᵀ, step by step
 
@@ -34,18 +34,17 @@ class Orthogonalize(TensorwiseTransform):
         coefficients: "quintic" (5 steps), "polar_express" (8 steps), "deepseek" (8 + 2 steps), or
             custom values. Custom values are one triple (a, b, c) for all steps, or one triple per
             step. The last triple repeats. Default: "quintic".
-        eps: The smallest norm that a matrix is divided by. If it is above 0, smaller matrices give
-            smaller results. Default: 0.0.
+        eps: The rule divides a matrix by its norm, but at least by `eps`. With `eps` above 0, a
+            matrix with a smaller norm gives a smaller result. Default: 0.0.
         scale: The factor of the result for a matrix of shape (A, B): "original" is √max(1, A / B),
             "match_rms_adamw" is 0.2 · √max(A, B), and None is 1. Default: None.
-        stacks: The meaning of a tensor with three dims: True for a stack of matrices, False for one
-            matrix of shape (first, rest). With None such a tensor raises an error. A tensor with
-            more dims is one matrix of shape (first, rest); with True it raises an error.
-            Default: None.
-        blocks: The row blocks of fused matrices, such as the heads of a fused QKV weight. Each
-            block is orthogonalized separately. A dict maps a name or regular expression to a number
-            of equal blocks, or to the rows of each block. A function of name and tensor returns
-            one of the two, or None. Default: None, no blocks.
+        stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
+            one matrix of shape (first, rest). None raises an error. With four or more dims, a
+            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
+        blocks: The blocks of rows of fused matrices, such as the heads of a fused QKV weight. The
+            rule orthogonalizes each block separately. A dict maps a name or regular expression to a
+            number of equal blocks, or to the rows of each block. A function of name and tensor
+            returns a number of blocks, the rows of each block, or None. Default: None, no blocks.
 
     Example:
         >>> import torch
@@ -100,7 +99,7 @@ class Orthogonalize(TensorwiseTransform):
         return u.copy_(TensorList([x.reshape(t.shape) for x, t in zip(matrices, u, strict=True)]))
 
     def _rows(self, name: str, param: Tensor) -> list[int]:
-        """Return the rows of each block of the matrices of a parameter."""
+        """Return the number of rows of each block, for the matrices of a parameter."""
         return block_rows(self, name, param, matrix_shape(self, param, self.stacks)[1])
 
     def _cut(self, t: Tensor, rows: list[int]) -> Sequence[Tensor]:

@@ -1,4 +1,4 @@
-"""New bases of matrices, and the state of the links inside, which follows them."""
+"""Functions that renew the bases of matrices and rotate the state of the inner links."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torchzero_clip.modules.matrices.eigenbases import back, into, ordered
 def renew(
     bucket: Bucket, matrices: Matrices, inner: Sequence[Link], indices: Sequence[int]
 ) -> None:
-    """Renew the bases of some parameters that are due, and rotate the state of the links inside."""
+    """Renew the bases of the given parameters, and rotate the state of the inner links."""
     due = [i for i in indices if matrices.due(i)]
     rotations: dict[MatrixPlace, tuple[_Rotation, int]] = {}
     new_bases: list[tuple[Stack, dict[str, Tensor]]] = []
@@ -41,11 +41,11 @@ def renew(
 
 
 class _Rotation(NamedTuple):
-    """The rotation from the old bases of matrices to new ones, if the new ones are finite.
+    """The rotation of matrices from old bases to new bases, if the new bases are finite.
 
     Attributes:
-        new: The new bases, next to the other state of the matrices.
-        orders: For each dim, the order in which second moments follow.
+        new: The new state of the matrices, including the new bases.
+        orders: For each dim, the new order of second moments along this dim.
         finite: For each matrix, whether its new bases are finite and will replace the old ones.
     """
 
@@ -54,7 +54,7 @@ class _Rotation(NamedTuple):
     finite: Tensor
 
     def of(self, x: Tensor, state: MatrixState, linear: bool) -> Tensor:
-        """Return x in the new bases: rotated if it is linear in the update, else only sorted."""
+        """Return x in the new bases: rotated if x is linear in the update, else only sorted."""
         result = x
         if linear:
             result = into(back(x, state), self.new)
@@ -78,7 +78,7 @@ def _follow(
     indices: list[int],
     rotations: dict[MatrixPlace, tuple[_Rotation, int]],
 ) -> None:
-    """Bring one state of a link into the new bases, for some parameters."""
+    """Transform one state of a link from the old bases to the new bases, for some parameters."""
     linear = link.transform.state_kinds[name] == "linear"
 
     def rotated(batch: Stack, pieces: list[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rows: momentum that updates the weights only in its largest rows."""
+"""Rows: a momentum that updates only the weights in its largest rows."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ from torchzero_clip.modules.matrices.blocks import Blocks, block_rows, check_blo
 
 
 class Rows(TensorwiseTransform):
-    """Sparse momentum: only the largest rows of the momentum update the weights, the others wait.
+    """Sparse momentum: in each step, only the largest rows of the momentum update the weights.
 
     Use it with `Orthogonalize` to orthogonalize a small matrix in place of a large one.
 
     M ← M + u;   R the largest rows of M;   u ← tfm(R), zero elsewhere;   these of M ← error · R
 
-    From n rows, the rule uses the max(1, ⌈share · n⌉) rows with the largest sums of absolute
-    values. It compares the rows of the whole matrix, also if the matrix is sharded. The other rows
-    keep their momentum and grow until they are used.
+    In each step, the rule uses max(1, ⌈share · n⌉) of the n rows: the rows with the largest sum of
+    absolute values. If the matrix is sharded, the rule compares the rows of all shards. The other
+    rows of the momentum wait, and grow until the rule uses them.
 
     Args:
-        share: The share of the rows that is used in a step.
-        tfm: The rule that receives these rows as one small matrix: a rule about matrices without
-            state, such as `Orthogonalize` or `ClipSpectral`.
-        error: The share of the momentum that the used rows keep. Default: 0.95.
-        lines: "shorter" uses columns of a matrix that has more rows than columns, as Dion2 does.
-            "rows" always uses rows, as Dion3 does before `NeuronNorm`. Default: "shorter".
-        stacks: The meaning of a tensor with three dims: True for a stack of matrices, False for one
-            matrix of shape (first, rest). With None such a tensor raises an error. A tensor with
-            more dims is one matrix of shape (first, rest); with True it raises an error.
-            Default: None.
-        blocks: The row blocks of fused matrices, as in `Orthogonalize`. The share applies to each
-            block. Default: None, no blocks.
+        share: The fraction of the rows that the rule uses in a step.
+        tfm: The rule that receives the used rows as one small matrix. It must be a rule for
+            matrices without state, such as `Orthogonalize` or `ClipSpectral`.
+        error: The factor that multiplies the momentum of the used rows after the step.
+            Default: 0.95.
+        lines: "shorter" or "rows". With "shorter", as in Dion2, the rule uses columns instead of
+            rows if the matrix has more rows than columns. With "rows", as in Dion3 before
+            `NeuronNorm`, the rule always uses rows. Default: "shorter".
+        stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
+            one matrix of shape (first, rest). None raises an error. With four or more dims, a
+            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
+        blocks: The blocks of rows of fused matrices, as in `Orthogonalize`. The share applies to
+            each block. Default: None, no blocks.
 
     Example:
         >>> import torch
@@ -110,7 +111,7 @@ class Rows(TensorwiseTransform):
         return torch.where(finite, result, math.nan)
 
     def _transformed(self, lines: Tensor, group: Group) -> Tensor:
-        """Return the result of the transform inside for each small matrix."""
+        """Apply the inner rule to each small matrix and return the result."""
         matrices = list(lines.unbind()) if lines.dim() > 2 else [lines]
         live = group[self.tfm.name or type(self.tfm).__name__]
         results = self.tfm.update(TensorList(matrices, owned=True), {}, live)
@@ -125,9 +126,9 @@ class Rows(TensorwiseTransform):
         return count * self.tfm.operations(torch.empty(shape, device="meta"))
 
     def _dim(self, rows: int, columns: int) -> int:
-        """Return the dim along which lines are chosen: -2 for rows, -1 for columns."""
+        """Return -2 if the rule chooses rows, or -1 if it chooses columns."""
         return -1 if self.lines == "shorter" and rows > columns else -2
 
     def _count(self, lines: int) -> int:
-        """Return how many lines are used in a step."""
+        """Return the number of rows or columns that the rule uses in a step."""
         return max(1, math.ceil(self.share * lines))

@@ -1,4 +1,4 @@
-"""ScaleByShape: a rule that scales an update by the shape of its matrix."""
+"""ScaleByShape: a rule that scales an update by a factor of the matrix shape."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from torchzero_clip.modules.matrices.batches import check_shape, row_dims
 class ScaleByShape(Transform):
     """ScaleByShape scales the update of a matrix by a factor that depends on its shape.
 
-    Put it after `Orthogonalize`: the learning rate of a small model then also works for wider
-    models. With "sqrt_ratio", updates of all shapes have the same operator norm between vectors
-    with mean square one.
+    Put it after `Orthogonalize`. A learning rate that works for a small model then also works for
+    wider models. With "sqrt_ratio", updates of all shapes have the same operator norm, if the norm
+    of vectors is the root mean square.
 
     u ← factor · √(rows / columns) · u, or factor / columns · u
 
     Args:
         factor: A constant factor, any number. Default: 1.0.
-        by: The factor of the shape: "sqrt_ratio" is √(rows / columns), "inverse_columns" is
-            1 / columns. Default: "sqrt_ratio".
-        stacks: The meaning of a tensor with three dims: True for a stack of matrices, False for one
-            matrix of shape (first, rest). With None such a tensor raises an error. A tensor with
-            more dims is one matrix of shape (first, rest); with True it raises an error.
-            Default: None.
+        by: The factor that depends on the shape: "sqrt_ratio" for √(rows / columns), or
+            "inverse_columns" for 1 / columns. Default: "sqrt_ratio".
+        stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
+            one matrix of shape (first, rest). None raises an error. With four or more dims, a
+            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
 
     Example:
         >>> import torch
@@ -62,7 +61,7 @@ class ScaleByShape(Transform):
         return u.mul_(group["factors"] * group["factor"])
 
     def _factor(self, param: Any) -> float:
-        """Return the factor of the shape of a parameter."""
+        """Return the factor for the shape of a parameter."""
         check_shape(self, param, self.stacks)
         along = row_dims(param, self.stacks)
         rows = param.shape[along[0] - 1]

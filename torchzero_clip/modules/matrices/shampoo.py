@@ -1,4 +1,4 @@
-"""Shampoo: momentum that is whitened from both sides."""
+"""Shampoo: a momentum that is whitened on both sides of the matrix."""
 
 from __future__ import annotations
 
@@ -29,29 +29,27 @@ from torchzero_clip.modules.matrices.eigenbases import (
 class Shampoo(TensorwiseTransform):
     """Shampoo: momentum that is whitened by roots of the averages u uᵀ and uᵀ u of a matrix.
 
-    Use it in `Graft`, as its authors do, so that the size of a step comes from Adam:
-    `Graft(Adam(betas), Shampoo(betas))` (tested against facebookresearch/optimizers).
+    Use it in `Graft`, as the authors do: `Graft(Adam(betas), Shampoo(betas))` (tested against
+    facebookresearch/optimizers). The norm of a step then comes from `Adam`.
 
     L ← β₂ L + (1 - β₂) u uᵀ;   R ← β₂ R + (1 - β₂) uᵀ u;   u ← L⁻ᵖ m R⁻ᵖ
 
-    Here m is the average of u, as in `Adam`. L⁻ᵖ is Q (λ + eps)⁻ᵖ Qᵀ, where Q are the eigenvectors
-    and λ the eigenvalues of L / (1 - β₂ᵗ), and t is the step number. The first eigenvectors are
+    Here m is the average of u, as in `Adam`. L⁻ᵖ is Q (λ + eps)⁻ᵖ Qᵀ. Here Q are the eigenvectors
+    of L / (1 - β₂ᵗ), λ are the eigenvalues, and t is the step number. The first eigenvectors are
     exact. Every few steps, one power iteration and a QR decomposition refine them.
 
     Args:
-        betas: The share of m, and the share of L and R, that is kept per step.
-            Default: (0.9, 0.999).
+        betas: The decay rate of m, and the decay rate of L and R. Default: (0.9, 0.999).
         eps: A small number that is added to the eigenvalues. Default: 1e-12.
-        exponent: p, the exponent of each side. Default: 0.25.
-        every: The number of steps between two renewals of the eigenvectors. Default: 10.
+        exponent: p, the exponent for each side. Default: 0.25.
+        every: Renew the eigenvectors every `every` steps. Default: 10.
         max_dim: The longest side that is whitened. Default: 10000.
-        stagger: If True, parameters are renewed in different steps, so that all steps take equally
-            long. Default: False.
-        stacks: The meaning of a tensor with three dims: True for a stack of matrices, False for one
-            matrix of shape (first, rest). With None such a tensor raises an error. A tensor with
-            more dims is one matrix of shape (first, rest); with True it raises an error.
-            Default: None.
-        blocks: The row blocks of fused matrices, as in `Orthogonalize`. Each block has its own
+        stagger: If True, parameters renew their eigenvectors in different steps, so that all steps
+            take equally long. Default: False.
+        stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
+            one matrix of shape (first, rest). None raises an error. With four or more dims, a
+            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
+        blocks: The blocks of rows of fused matrices, as in `Orthogonalize`. Each block has its own
             averages. Default: None, no blocks.
 
     Example:

@@ -28,30 +28,30 @@ from torchzero_clip.modules.matrices.eigenbases import (
 class SOAPBasis(TensorwiseTransform):
     """The bases of SOAP: eigenvectors of the averages u uᵀ and uᵀ u of a matrix.
 
-    Use it as the first link in `InBasis`. Outside of `InBasis` it does not change u.
+    Use it as the first link in `InBasis`. Outside of `InBasis`, this rule does not change u.
 
     L ← β L + (1 - β) u uᵀ;   R ← β R + (1 - β) uᵀ u;   Qₗ, Qᵣ their eigenvectors, nearly
 
-    The first bases are exact. Every few steps, one power iteration, L Qₗ, and its QR decomposition
-    refine them. The columns are sorted by their eigenvalues.
+    The first bases are exact. Every few steps, the rule refines them: it computes L Qₗ (one power
+    iteration) and a QR decomposition of the result. The columns are sorted by their eigenvalues.
 
     Args:
-        beta: The share of the averages that is kept per step. None uses the second of `betas` of
-            the nearest link that has `betas`, such as the `Adam` after it. Default: 0.95.
-        every: The number of steps between two renewals of the bases. Default: 10.
-        first: The use of the first gradient of a parameter. With "skip", as in the authors' code,
-            it only makes the bases, and bases are renewed after a step. With "step", as in NVIDIA's
-            code, it updates the parameter, and bases are renewed before a step. With "use", as in
-            modded-nanogpt, it makes the bases and updates the parameter; bases are renewed after
-            each `every`-th step, and columns keep their places. Default: "skip".
+        beta: The decay rate of the averages. None uses the second value of `betas` of the nearest
+            link that has `betas`, such as the `Adam` after this link. Default: 0.95.
+        every: Renew the bases every `every` steps. Default: 10.
+        first: What to do with the first gradient of a parameter. With "skip", as in the authors'
+            code, the first gradient only makes the bases. Bases are renewed after a step. With
+            "step", as in NVIDIA's code, the first gradient updates the parameter. Bases are renewed
+            before a step. With "use", as in modded-nanogpt, the first gradient makes the bases and
+            updates the parameter. Bases are renewed after each `every`-th step, and columns are not
+            sorted. Default: "skip".
         max_dim: The longest side that has a basis. A longer side is not rotated. Default: 10000.
-        stagger: If True, parameters are renewed in different steps, so that all steps take equally
-            long. Default: False.
-        stacks: The meaning of a tensor with three dims: True for a stack of matrices, False for one
-            matrix of shape (first, rest). With None such a tensor raises an error. A tensor with
-            more dims is one matrix of shape (first, rest); with True it raises an error.
-            Default: None.
-        blocks: The row blocks of fused matrices, as in `Orthogonalize`. Each block has its own
+        stagger: If True, different parameters renew their bases in different steps, so that all
+            steps take equally long. Default: False.
+        stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
+            one matrix of shape (first, rest). None raises an error. With four or more dims, a
+            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
+        blocks: The blocks of rows of fused matrices, as in `Orthogonalize`. Each block has its own
             bases. Default: None, no blocks.
 
     Example:
@@ -104,7 +104,7 @@ class SOAPBasis(TensorwiseTransform):
         return self.refreshed(state, group)[0]
 
     def refreshed(self, state: MatrixState, group: Group) -> tuple[MatrixState, dict[int, Tensor]]:
-        """Return the new bases, and for each dim the order in which second moments follow."""
+        """Return the state with new bases, and the new order of second moments along each dim."""
         bases: MatrixState = {}
         orders: dict[int, Tensor] = {}
         for side, dim in SIDES.items():

@@ -1,4 +1,4 @@
-"""Rotation of updates into the bases of their matrices, and learning of the bases from them."""
+"""Functions for `InBasis`: rotate updates into the bases, and update the bases."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ PASSED = 2  # replaces 1, the mark of a parameter that has started, once the lin
 
 
 def mark_passed(bucket: Bucket) -> None:
-    """Record that the links inside have received the parameters of a bucket."""
+    """Record that the inner links have received the parameters of a bucket."""
     for state in bucket.param_states:
         state[f"{bucket.bound.path}/{BEGUN}"] = PASSED
 
 
 def has_passed(state: Mapping[str, Any]) -> bool:
-    """Return whether the links inside have received a parameter, by its state under this link."""
+    """Return whether the inner links have received a parameter, as recorded in its state."""
     return state.get(BEGUN) == PASSED
 
 
 def begin(buckets: list[Bucket], basis: Link, now: int, taken: list[Tensor]) -> list[Bucket]:
-    """Make bases from first gradients, and return the buckets of all other parameters."""
+    """Compute bases from first gradients, and return buckets of all other parameters."""
     key = f"{buckets[0].bound.path}/{BEGUN}"
     for bucket in buckets:
         new = [i for i, state in enumerate(bucket.param_states) if not state.get(key)]
@@ -44,7 +44,7 @@ def begin(buckets: list[Bucket], basis: Link, now: int, taken: list[Tensor]) -> 
 
 
 def enter(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> TensorList:
-    """Return the update in the bases, after the bases have learned from it."""
+    """Return the update in the bases. The averages of the bases also learn from the update."""
     basis = matrices.rule
     learn_first: list[int] = []
     if basis.first == "use":
@@ -68,7 +68,7 @@ def enter(bucket: Bucket, matrices: Matrices, inner: Sequence[Link]) -> TensorLi
 
 
 def learn(bucket: Bucket, matrices: Matrices, indices: Sequence[int]) -> None:
-    """Let the bases of some parameters learn from an update, which does not change."""
+    """Let the averages of some parameters learn from an update. The update does not change."""
     group = matrices.bucket.group
 
     def observe(batch: Stack, pieces: list[Tensor]) -> Tensor:

@@ -1,7 +1,7 @@
-"""Two factors whose product whitens a matrix, and how they learn from noise.
+"""Functions for the two factors of `Kron`, whose product whitens a matrix.
 
-A factor is a triangular matrix, or only its diagonal, which has one dim less than the matrix. All
-functions also accept stacks of matrices.
+The factors learn from noise. A factor is a triangular matrix or a diagonal matrix. A diagonal
+matrix is stored as the vector of its diagonal. All functions also accept stacks of matrices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DAMPING = torch.finfo(torch.float32).eps ** 0.5  # relative to the mean magnitud
 
 
 def is_diagonal(rule: Any, side: str, n: int, other: int) -> bool:
-    """Return whether a side of length n has only the diagonal of a factor."""
+    """Return whether the factor of a side of length n is diagonal."""
     if rule.diagonal == "all" or n == 1 or n > rule.max_dim:
         return True
     if rule.diagonal == "one" and side == "right" and n == other:
@@ -49,7 +49,10 @@ def solved(q: Tensor, x: Tensor) -> Tensor:
 
 
 def learned(q: Tensor, a: Tensor, b: Tensor, rate: Tensor | float) -> Tensor:
-    """Return Q - rate · triu(a aᵀ - b bᵀ) Q / ‖a aᵀ + b bᵀ‖, which makes a and b more alike."""
+    """Return Q - rate · triu(a aᵀ - b bᵀ) Q / ‖a aᵀ + b bᵀ‖.
+
+    This change of Q makes a and b more similar.
+    """
     if q.dim() < a.dim():
         left = a.square().sum(-1)
         right = b.square().sum(-1)
@@ -60,7 +63,10 @@ def learned(q: Tensor, a: Tensor, b: Tensor, rate: Tensor | float) -> Tensor:
 
 
 def length(square: Tensor) -> Tensor:
-    """Return a lower bound of the largest eigenvalue, by one power iteration from a column."""
+    """Return a lower bound of the largest eigenvalue.
+
+    The function does one power iteration, starting from a column of the matrix.
+    """
     largest = at_least_tiny(square.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None])
     x = square / largest
     longest = x.square().sum(-2, keepdim=True).argmax(-1, keepdim=True)
@@ -70,14 +76,14 @@ def length(square: Tensor) -> Tensor:
 
 
 def at_least_tiny(x: Tensor) -> Tensor:
-    """Return x, raised to the smallest number that can be a divisor."""
+    """Return max(x, tiny), where tiny is the smallest number that can be a divisor."""
     return x.clamp(min=torch.finfo(x.dtype).tiny)
 
 
 def lesson(
     m: Tensor, factors: Mapping[str, Tensor], noise: Tensor, rate: Tensor | float, eps: float
 ) -> dict[str, Tensor]:
-    """Return the factors after they have learned from a matrix and noise."""
+    """Return the factors after one learning step with a matrix and noise."""
     size = m.abs().mean((-2, -1), keepdim=True)
     left = factors["left"]
     a = times(left, m + (DAMPING * size + eps) * noise)
@@ -94,14 +100,14 @@ def lesson(
 
 
 def balanced(left: Tensor, right: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both factors, scaled to the same largest element without changing their product."""
+    """Scale both factors to the same largest element, without changing their product."""
     dims = [(-2, -1) if q.dim() == like.dim() else (-1,) for q in (left, right)]
     a, b = [q.abs().amax(d, True) for q, d in zip((left, right), dims, strict=True)]
     return left * (b.view_as(a) / a).sqrt(), right * (a.view_as(b) / b).sqrt()
 
 
 def normal(like: Tensor, count: Tensor) -> Tensor:
-    """Return normal noise that is a hash of a count and of the position of each element."""
+    """Return normal noise. Each value is a hash of the count and of the position of the element."""
     rows, columns = like.shape[-2:]
     places = torch.arange(rows * columns, dtype=torch.int32, device=like.device)
     key = mix_(count.to(torch.int32))[..., None]
