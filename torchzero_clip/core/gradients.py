@@ -94,7 +94,7 @@ class StepGradients:
     - Gradients in the memory of a parameter that the step changes.
 
     The gradients themselves do not change. If a link is about to write gradients, the copies
-    replace them.
+    replace the gradients.
     """
 
     def __init__(self, place: GradPlace = USUAL) -> None:
@@ -106,7 +106,8 @@ class StepGradients:
         """Return the gradients of lists of parameters, or copies of gradients.
 
         Args:
-            rows: Lists of parameters. If `moves`, they are all parameters that the step changes.
+            rows: Lists of parameters. With `moves`, the lists must contain all parameters that the
+                step changes.
             moves: Whether the step changes the parameters.
         """
         found = [aligned_grads(params, self._place) for params in rows]
@@ -201,7 +202,7 @@ def _spans(tensors: Sequence[Tensor]) -> Spans:
 def _overlaps_itself(t: Tensor) -> bool:
     """Return whether several elements of a tensor may be stored at one address.
 
-    They may be if a stride is shorter than the extent of the dims with smaller strides.
+    This is possible if a stride is shorter than the extent of the dims with smaller strides.
     """
     extent_so_far = 1
     pairs = zip(t.stride(), t.shape, strict=True)

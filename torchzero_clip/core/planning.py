@@ -1,4 +1,8 @@
-"""Planning: find the tails of a chain when an optimizer is built."""
+"""Planning: find the tails of a chain when an optimizer is built.
+
+A tail is the last links of a chain, if an engine can run all of them in one pass over memory. A
+scaling is a link that computes u ← a · u + b · w.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Skip:
     """The flag of a step that a guard may skip.
 
     A `Skip` is true as soon as a guard has added a flag. A skipped step must not change state,
-    gradients or parameters. Code that writes them has three ways to ensure this:
+    gradients or parameters. Code that writes such tensors has three ways to ensure this:
 
     - `on`: Use the flag on the device.
     - `hold`: Save the old values, so that `put_back` restores them if the flag is set.
@@ -62,8 +62,8 @@ class Skip:
     def hold(self, tensors: Sequence[Tensor]) -> None:
         """Save the values of tensors that are about to be written, for `put_back`.
 
-        Nothing is saved if the step is known to happen, because no flag exists or the host has read
-        that it is not set.
+        Nothing is saved if the step is certain to run. This is the case if no flag exists, or if
+        the host has read that the flag is not set.
         """
         if self and self.why is None:
             memory = shared_memory(tensors)
