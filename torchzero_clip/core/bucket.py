@@ -49,7 +49,7 @@ class Bucket:
     The value is None until the bucket reaches the first link of the tail.
     """
     ratio: Tensor | None = None
-    """A tensor with one element, by which the tail divides the update."""
+    """The divisor of the update in the tail: a tensor with one element, or None."""
 
     def __init__(self, step: Step, cohort: Cohort, grads: Sequence[Tensor]) -> None:
         self.step = step
@@ -330,7 +330,7 @@ class Bucket:
         """Return `formula(u, state, group)` for a formula that is elementwise and writes nothing.
 
         The result may be computed later, so the formula's inputs must not change before the result
-        is read. On accelerators it is computed in pieces.
+        is read. On accelerators, the result is computed in pieces.
 
         Args:
             formula: A function of the update, the state and the group.

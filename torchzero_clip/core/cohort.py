@@ -216,7 +216,7 @@ class Roster:
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the value of a key. The first call for a key computes the value with `make`.
 
-        The key contains the cohorts from which the value is computed.
+        The key must contain the cohorts from which `make` computes the value.
         """
         if torch.compiler.is_compiling():  # the value is a constant of the graph
             return make()

@@ -56,7 +56,7 @@ def _config_of(description: Description) -> Any:
 
 
 def from_config(config: Any) -> Any:
-    """Return the description for a config, which `to_config` or a user has written.
+    """Return the description for a config. `to_config` or a user has written the config.
 
     A transform is `{"type": "ClipNorm", "max_norm": 1.0}`, a bare name, or a (name, arguments)
     pair. A chain is a list of transforms.

@@ -301,8 +301,8 @@ def unannotated(cls: type, name: str) -> str:
 def class_with(argument: str) -> str:
     """Return the name of a class of this library that accepts an argument, for an error message.
 
-    It is the class in whose list of arguments this argument comes earliest. Among several such
-    classes, it is the class with the fewest arguments.
+    The class in which this argument comes earliest is chosen. If there are several such classes,
+    the class with the fewest arguments is chosen.
     """
     ours = [c for c in Description.registry.values() if c.__module__.startswith("torchzero_clip.")]
     fields = [(c.__name__, list(c.__dataclass_fields__)) for c in ours]

@@ -96,8 +96,8 @@ def _only_numbers(live: Mapping[str, Any]) -> bool:
 def _scaling(bucket: Bucket, tail: Tail) -> tuple[Any, float] | None:
     """Return (a, b) such that all scalings of a tail together are u ← a · u + b · w.
 
-    `a` may be a tensor on a device, whose value is not read. The result is None if the scalings
-    cannot be joined.
+    `a` may be a tensor on a device. This function does not read its value. The result is None if
+    the scalings cannot be joined.
     """
     a: Any = 1.0
     b = 0.0

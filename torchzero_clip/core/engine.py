@@ -56,11 +56,11 @@ class Ending(NamedTuple):
     Args:
         kernel: The fused optimizer of torch that computes the update. None if the list that reaches
             the tail is already the update.
-        state: The state of the fused link, by name, as it is stored.
+        state: The stored state of the fused link, by name.
         forms: The formats of state that is stored in bfloat16.
         rate: The factor of the update: a number, or a 0-dim tensor on the parameters' device.
         decay: The factor of the parameters, a number.
-        ratio: A tensor with one element by which the list is divided first, or None.
+        ratio: A tensor with one element, or None. The list is first divided by this element.
         writes_grads: Whether the list contains the gradients. The quotient is then written to the
             gradients.
     """

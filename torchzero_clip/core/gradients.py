@@ -64,8 +64,8 @@ class GradPlace:
     def drop(self, p: Tensor) -> None:
         """Drop the gradient of a parameter.
 
-        `.grad` becomes None. A gradient that is stored elsewhere keeps its memory, and is filled
-        with zeros.
+        `.grad` becomes None. If a gradient is stored elsewhere, its memory is kept and filled with
+        zeros.
         """
         p.grad = None
         self.zero([p])
@@ -144,10 +144,10 @@ class StepGradients:
 
 
 def odd(grads: Sequence[Tensor]) -> list[int]:
-    """Return the indices of tensors whose elements are not stored as they are read.
+    """Return the indices of tensors whose memory does not contain each element as it is read.
 
-    torch negates or conjugates such a tensor when it is read, or several of its elements are stored
-    at one address.
+    torch negates or conjugates such a tensor on reading, or several elements of the tensor are
+    stored at one address.
     """
     turned = any(map(Tensor.is_neg, grads)) or any(map(Tensor.is_conj, grads))
     if not turned and all(map(Tensor.is_contiguous, grads)):

@@ -126,7 +126,7 @@ class Link:
         return self.acts.per_group() if self.transforms else {}
 
     def _full(self, made: Mapping[str, Any], param: Tensor) -> dict[str, Tensor]:
-        """Return state under its full keys, in the dtypes in which it is stored."""
+        """Return state under its full keys, in the dtypes for storage."""
         full = {
             f"{self.path}/{name}": _widened(statistic(value, param), param)
             for name, value in made.items()

@@ -1,4 +1,7 @@
-"""Skip: a flag on the device that tells whether a guard skips the step."""
+"""Skip: a flag on the device that tells whether a guard skips the step.
+
+A guard is a link that can skip a step, for example because a gradient is NaN.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class Skip:
         return self.flag is not None
 
     def add(self, flag: Tensor) -> None:
-        """Skip the rest of the step if this flag is set, in addition to earlier flags."""
+        """Add a flag. If this flag or an earlier flag is set, the rest of the step is skipped."""
         self.flag = flag if self.flag is None else self.flag | flag.to(self.flag.device)
         self.why = None
         self._on.clear()
@@ -52,7 +55,7 @@ class Skip:
         """Read the flag on the host, at most once per step, and end the step if it is set.
 
         Args:
-            why: The reason, which is stored for reports.
+            why: The reason for the synchronization. It is stored for reports.
         """
         if self.flag is not None and self.why is None:
             self.why = why

@@ -63,8 +63,9 @@ def in_packs(
     Args:
         tensors: The tensors.
         kinds: The kind of each tensor: see `packs`.
-        one: Computes the new tensor for a tensor that is alone in its pack, from its index.
-        several: Computes the new tensors for a pack, from the indices of its tensors.
+        one: A function of the index of a tensor. It computes the new tensor if the tensor is alone
+            in its pack.
+        several: A function of the indices of a pack's tensors. It computes the new tensors.
     """
 
     def compute(pack: list[int]) -> Iterable[Tensor]:
@@ -116,9 +117,9 @@ def in_stacks(
 
     Args:
         tensors: The tensors.
-        function: Computes the new tensors for a stack of tensors, which has at least two dims. Its
-            result has one element per tensor in its first dim.
-        alone: Computes the new tensor for one tensor.
+        function: A function that computes the new tensors for a stack of tensors. The stack has at
+            least two dims. The first dim of the result has one element per tensor.
+        alone: A function that computes the new tensor for one tensor.
         kinds: For each tensor, a further argument of both functions. The tensors of one stack have
             the same kind, shape and dtype.
     """

@@ -48,7 +48,7 @@ def counter(param: Tensor) -> Tensor:
 
 
 def statistic_dtype(param: Tensor) -> torch.dtype:
-    """Return the dtype of scalars in state: float64 for a float64 parameter, and else float32."""
+    """Return the dtype of scalars in state: float64 for float64 parameters, otherwise float32."""
     return torch.float64 if param.dtype in DOUBLE else torch.float32
 
 

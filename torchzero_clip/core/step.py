@@ -96,8 +96,8 @@ class Step:
         states: The state of each parameter, such as `optimizer.state`.
         record: A dict for the measurements of the links, by path. `metrics()` reads it.
         engine: The engine that opens sessions.
-        process_group: A process group whose ranks have other parts of the model.
-        roster: The cohorts of the groups, which are kept from step to step.
+        process_group: A process group if each of its ranks has another part of the model.
+        roster: The roster, which keeps the cohorts of the groups from step to step.
         loss: The loss that was reported for this step.
         live: The keys of the live hyperparameters, and for each group the values in the order of
             the keys.
@@ -109,7 +109,7 @@ class Step:
 
     Attributes:
         notes: The reports of this step to an engine that may replay it.
-        drawn: The names of the counts that have counted this step: see `draw`.
+        drawn: The names of the counts that already include this step: see `draw`.
         released: Whether the step is for one parameter whose gradient is released. Changes of
             scalars that all parameters share then apply only to the next step.
         is_trial: Whether only this rank runs the step, without the other ranks, to inspect it.
@@ -189,7 +189,8 @@ class Step:
         Args:
             gradient: A function that returns the gradient of a parameter. By default, gradients are
                 read from `place`.
-            moves: Whether the step changes the parameters, which may share memory with gradients.
+            moves: Whether the step changes the parameters. Gradients that share memory with a
+                parameter are then copied.
         """
         if self.sessions:
             self.close()  # stores what earlier buckets keep in other memory
@@ -224,7 +225,7 @@ class Step:
         return self._mean_loss.to(device)
 
     def opened(self, session: Session) -> Session:
-        """Register a session, which the step then closes at its end, and return the session."""
+        """Return a session, after registering it. The step closes the session at the end."""
         session.skip = self.skip
         self.sessions.append(session)
         return session

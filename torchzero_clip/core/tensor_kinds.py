@@ -60,8 +60,8 @@ def all_here(tensors: Sequence[Tensor]) -> bool:
 def addresses(tensors: Sequence[Tensor]) -> list[int] | None:
     """Return the addresses of tensors in memory, or None if one of them is fake and has none.
 
-    A fake tensor has an address if its storage has an attribute `address`, which
-    `torchzero_clip.audit` sets. Fake tensors of a recorded step have none.
+    A fake tensor has an address if its storage has an attribute `address`. `torchzero_clip.audit`
+    sets this attribute. Fake tensors of a recorded step have no address.
     """
     if all_real(tensors):
         return list(map(Tensor.data_ptr, tensors))
@@ -81,7 +81,7 @@ def extent(t: Tensor) -> int:
 def storages(tensors: Iterable[Tensor]) -> set[int]:
     """Return the addresses of the memory of tensors.
 
-    The result has no address for empty tensors, and no address for fake tensors without an address.
+    Empty tensors, and fake tensors without an address, are ignored.
     """
     memories = [(t.untyped_storage(), type(t) in REAL) for t in tensors]
     starts = [m.data_ptr() if real else getattr(m, "address", None) for m, real in memories]

@@ -106,7 +106,7 @@ def _named(name: str, docstring: str, method: M) -> M:
 
 
 class TensorList:
-    """A list with a tensor for each parameter of a bucket, which has methods like one tensor.
+    """A list with one tensor per parameter of a bucket. It has methods like a single tensor.
 
     Each method processes all tensors, with as few calls to torch as possible.
 
@@ -209,7 +209,7 @@ class TensorList:
         return TensorList(copies(self.tensors, self.dtype), owned=True, measure=self.measure)
 
     def copy_(self, source: TensorList) -> TensorList:
-        """Copy the values of `source` into this list, which keeps its dtype, and return it."""
+        """Copy the values of `source` into this list in the dtype of this list, and return it."""
         if not self.owned:
             return self._move(source.tensors, self.dtype)
         self._unshare()
@@ -246,7 +246,7 @@ class TensorList:
         return borrowed
 
     def _unshare(self) -> None:
-        """Move the lists that borrow the memory of this list, which is about to be written."""
+        """Move the borrowers of this list's memory, because this memory is about to be written."""
         loans = self.loans or ()
         self.loans = None
         for loan in loans:
@@ -255,7 +255,7 @@ class TensorList:
                 borrowed._leave()
 
     def _leave(self) -> None:
-        """Move this list away from memory that its owner is about to write."""
+        """Move this list to other memory, because the owner of its memory is about to write."""
         self.own()
 
     # ------------------------------------------------------------------ operators
@@ -451,7 +451,7 @@ class TensorList:
     def map(self, fn: Callable[[Tensor], Tensor]) -> TensorList:
         """Return a new list with fn(t) for each tensor t.
 
-        `fn` must not change the tensor. It may return a view of the tensor, which is then copied.
+        `fn` must not change the tensor. If `fn` returns a view of the tensor, the view is copied.
         """
         tensors = self.tensors
         results = [call_user("TensorList.map: fn", fn, t) for t in tensors]

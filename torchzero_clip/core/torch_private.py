@@ -111,7 +111,7 @@ def base(t: Tensor) -> Tensor | None:
 
 
 def is_flat(param: Tensor) -> bool:
-    """Return whether this is a flat parameter of FSDP1, which has parts of several parameters."""
+    """Return whether this is a flat parameter of FSDP1, made of parts of several parameters."""
     return getattr(param, "_fsdp_flattened", False)
 
 

@@ -26,7 +26,7 @@ class Routing:
 
 
 class Gate:
-    """A transform that drops parameters in some steps, and notes which parameters have passed."""
+    """A transform that drops parameters in some steps, and records which parameters have passed."""
 
     children_before_drop: ClassVar[int] = 0
     """How many of the inner transforms also receive the parameters that are dropped."""
@@ -53,8 +53,8 @@ class Smoothing:
     def adopted(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> Mapping[str, Any]:
         """Convert a parameter's state from an optimizer of torch to the names of this link.
 
-        `group` is the parameter group of that optimizer. `take_over` calls this method, which
-        raises ValueError if the state cannot be used here.
+        `group` is the parameter group of that optimizer. `take_over` calls this method. The method
+        raises ValueError if this link cannot use the state.
         """
         raise NotImplementedError
 

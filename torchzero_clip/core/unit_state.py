@@ -1,4 +1,7 @@
-"""The state of units: vectors in a step, and scalars or small tensors in the optimizer's state."""
+"""The state of units: vectors in a step, and scalars or small tensors in the optimizer's state.
+
+A unit is a set of elements that share one norm.
+"""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ class Units(Cells):
         return groups
 
     def _joined_lists(self, lists: Sequence[TensorList]) -> TensorList:
-        """Return one list of all parameters, whose `measure` returns the norms of the units."""
+        """Return one list of all parameters. Its method `measure` returns the units' norms."""
         joined = Joined(lists)
         joined.measure = self.measure
         return joined
@@ -259,7 +259,7 @@ class Units(Cells):
         return target == "update" or u.tensors[0] is bucket.update.tensors[0]
 
     def _entry(self, bucket: Bucket, vector: Tensor) -> Tensor:
-        """Return the element of a vector for a bucket whose tensors are one unit."""
+        """Return one element of a vector, for a bucket whose tensors form a single unit."""
         division = self.division
         if self.count == 1:
             return vector

@@ -41,7 +41,7 @@ class Plan(NamedTuple):
 
 
 class Gathering(NamedTuple):
-    """The tensors on one mesh, whose statistics are gathered in one collective.
+    """The tensors on one mesh. One collective gathers the statistics of these tensors.
 
     Attributes:
         where: The indices of the tensors.

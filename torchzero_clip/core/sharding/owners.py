@@ -68,7 +68,7 @@ def owners_of(
 
     Args:
         layouts: The layout of each tensor.
-        costs: The cost of each tensor for its owner, by which the loads of the ranks are balanced.
+        costs: The cost of each tensor for its owner. The loads of the ranks are balanced by cost.
         known: The owners that tensors already have.
     """
     routes = _routes(layouts)

@@ -27,7 +27,7 @@ def groups_of(mesh: Any, dims: Sequence[int]) -> list[Any]:
 
 
 def coordinates_of(mesh: Any, dims: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return the mesh coordinates of the ranks, in the order in which they are gathered."""
+    """Return the mesh coordinates of the ranks, in the order of gathered tensors."""
     return _along(mesh, dims, tuple(mesh.get_coordinate())) if dims else all_coordinates(mesh)
 
 
