@@ -50,8 +50,8 @@ def python_number(value: Any) -> Any:
 def live_value(value: Any) -> Any:
     """Return a value as `param_groups` stores it: with Python numbers, and tuples for lists.
 
-    The library checks a live hyperparameter again when the group holds another object. It would not
-    notice a change in place. So the object in a group must be immutable.
+    The library checks a live hyperparameter again only when the group holds another object. A
+    change in place would not be checked. So the object in a group must be immutable.
     """
     value = python_number(value)
     if not isinstance(value, list) and type(value) is not tuple:

@@ -100,12 +100,12 @@ class Bucket:
 
     @property
     def params(self) -> TensorList:
-        """The parameters, as a list to read. A method that writes to it works on a copy."""
+        """The parameters, as a list to read. A method that changes the list works on a copy."""
         return self.session.params.borrow()
 
     @property
     def grads(self) -> TensorList:
-        """The gradients, as a list to read. A method that writes to it works on a copy."""
+        """The gradients, as a list to read. A method that changes the list works on a copy."""
         return self.session.grads.borrow()
 
     @property
@@ -204,10 +204,10 @@ class Bucket:
         return self.cohort.keys(*numbers, seed) ^ mix_(step.to(self.device, copy=True))
 
     def settle(self) -> None:
-        """Round and store the state that the link has written, if it is stored in bfloat16.
+        """Round and store the state that the link has written, if state is stored in bfloat16.
 
-        The chain does this after each link. A link calls it earlier if other links read its state
-        during its step. Read `bucket.state` again afterwards.
+        The chain calls this method after each link. A link calls this method earlier if other links
+        read its state during its step. Read `bucket.state` again after such a call.
         """
         if self.bound.narrow:
             self.session.settle(self.bound.path)
@@ -252,7 +252,7 @@ class Bucket:
     # ------------------------------------------------------------------ how weights are stored
 
     def _prepare_rounding(self) -> None:
-        """Make the state that the rounding of parameters needs, if it is missing."""
+        """Make missing state for the rounding of parameters."""
         if self.rounding == "stochastic":
             prepare_draws(self.step.groups, ROUNDS)
         if (kept := KEPT.get(self.rounding)) is not None:
@@ -380,7 +380,7 @@ class Bucket:
 def begun(buckets: Sequence[Bucket]) -> list[Bucket]:
     """Return the buckets without the parameters that take their first step at the link.
 
-    These parameters are marked on the host. So the next call returns these parameters too.
+    This function marks these parameters on the host. So the next call returns them too.
     """
     older: list[Bucket] = []
     for bucket in buckets:

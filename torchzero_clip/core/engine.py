@@ -249,7 +249,7 @@ class Engine(Protocol):
         """Open a session for tensors that have this key and these places in every step."""
 
     def in_turn(self) -> Engine:
-        """Return an engine for gradients that share memory. It does every write immediately."""
+        """Return an engine for gradients that share memory. This engine writes immediately."""
 
     def step(self, step: Any, through: Through) -> Records:
         """Run a Step: call `through`, or replay an earlier step that is like this step."""

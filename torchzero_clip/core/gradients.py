@@ -16,7 +16,7 @@ from torchzero_clip.core.tensor_kinds import DEVICE, DTYPE, LAYOUT, addresses, a
 
 BYTES = operator.attrgetter("nbytes")
 Where: TypeAlias = "str | Callable[[Tensor], Tensor | None]"
-"""The attribute of parameters that contains their gradients, or a function that returns them."""
+"""The name of the parameters' attribute with the gradient, or a function that returns it."""
 Spans: TypeAlias = "tuple[list[int], list[int]]"
 """The addresses in memory at which tensors begin, and the addresses at which they end."""
 

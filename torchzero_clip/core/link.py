@@ -54,7 +54,7 @@ class Link:
             yield from child.walk()
 
     def values(self, settings: Mapping[str, Any]) -> Group:
-        """Return the live values in one group. Values of an inner link are under its name."""
+        """Return the live values in one group. The values of an inner link are under its name."""
         values = {name: settings[key] for name, key in self.keys.items()}
         for name, owner in self.read.items():
             values[name] = settings[owner.keys[name]]

@@ -200,7 +200,7 @@ class Matrices:
     # ------------------------------------------------------------------ state
 
     def _settle(self) -> None:
-        """Make the state that is missing, and bring loaded state to its owner."""
+        """Make missing state, and send loaded state to its owner."""
         loaded: list[tuple[dict[str, Any], str]] = []  # state in even parts on all ranks
         layouts: list[Layout] = []
         owners: list[int | None] = []

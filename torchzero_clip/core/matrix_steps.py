@@ -69,7 +69,7 @@ def prepare_matrices(rule: Any, buckets: list[Bucket]) -> None:
 
 
 def record_unknown(buckets: Sequence[Bucket]) -> None:
-    """Record NaN for a step that has not reached these matrices."""
+    """Record NaN in `metrics()`, because the step has not reached these matrices."""
     if any([rows for bucket in buckets for rows in Matrices(bucket).rows]):
         unknown = torch.full((), torch.nan, device=buckets[0].device)
         buckets[0].step.record[buckets[0].bound.path] = {"kept": unknown}

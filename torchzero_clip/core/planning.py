@@ -71,7 +71,7 @@ def _add_tails(
 
 
 def _of_update(factor: Link | None) -> Link | None:
-    """Return the norm rule if it divides the update, and None if it divides the gradients."""
+    """Return the norm rule if the rule divides the update, or None if it divides gradients."""
     if factor is None or factor.transform.target != "update":
         return None
     return factor

@@ -110,7 +110,7 @@ class Numbers:
         return {name: _on(device, value) for name, value in values.items()}
 
     def _loaded(self, groups: Sequence[int], initial: Mapping[str, float], index: int) -> Any:
-        """Return copies of the scalars that all of these groups store. Missing scalars are made.
+        """Return copies of the scalars that all of these groups store. Make missing scalars.
 
         `index` is the index of the group, or MODEL.
         """

@@ -58,7 +58,7 @@ def all_here(tensors: Sequence[Tensor]) -> bool:
 
 
 def addresses(tensors: Sequence[Tensor]) -> list[int] | None:
-    """Return the addresses of tensors in memory, or None if one of them is fake and has none.
+    """Return the addresses of tensors in memory, or None if a fake tensor has no address.
 
     A fake tensor has an address if its storage has an attribute `address`. `torchzero_clip.audit`
     sets this attribute. Fake tensors of a recorded step have no address.

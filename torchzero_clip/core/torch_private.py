@@ -66,7 +66,7 @@ NAMES = {
 }
 """How the library uses each name.
 
-`_step_supports_amp_scaling` is not listed, because only GradScaler reads it.
+`_step_supports_amp_scaling` is not listed, because GradScaler reads this name.
 """
 WITHOUT = {
     "torch._foreach_clone": "Since torch 2.12. Before, tensors are copied one by one, and "

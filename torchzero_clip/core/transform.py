@@ -52,9 +52,9 @@ class Transform(Description):
     - `"step"`: the number of steps that the link has done, including the current step. It is a
       0-dim tensor on the device of the parameters.
     - `"loss"`: the loss of the current step, also a 0-dim tensor on that device.
-    - `"grads"`: the gradients. They are always in `group`. With this name the optimizer accepts
-      `target="grad"` links after a link that has made an update, because this link reads the
-      gradients that they change.
+    - `"grads"`: the gradients. `group` always contains them, even without this name. With this
+      name, the optimizer accepts `target="grad"` links after a link that has made an update,
+      because this rule reads the gradients that such links change.
     - Any other name, such as `"lr"`, is a live hyperparameter of another link. Exactly one link
       nearby must have a hyperparameter of this name.
     """
@@ -84,16 +84,20 @@ class Transform(Description):
     inner: ClassVar[Literal["chain", "branches"] | None] = None
     """How the transforms inside this one receive the update.
 
-    - `"chain"`: one after another, each with all parameters.
-    - `"branches"`: each with some of the parameters.
-    - None: they do not receive the update.
+    - `"chain"`: the transforms run one after another, each with all parameters.
+    - `"branches"`: each transform receives some of the parameters.
+    - None: the transforms do not receive the update.
     """
     complex: ClassVar[Literal["pairs", "whole", "refuse"]] = "pairs"
-    """How `update` receives complex tensors: `"pairs"` as real tensors with a last dim of 2,
-    `"whole"` as they are. With `"refuse"`, complex parameters raise an error."""
+    """How `update` receives complex tensors.
+
+    - `"pairs"`: as real tensors with a last dim of 2.
+    - `"whole"`: as complex tensors.
+    - `"refuse"`: not at all. Complex parameters raise an error.
+    """
     widens: ClassVar[bool] = False
     """True if `bucket.u` is float32 in a custom `step`, even if the parameters are in half
-    precision. For links with state, `bucket.u` is float32 in any case."""
+    precision. Links with state always receive such an update."""
     per_entry: ClassVar[bool] = False
     """True if `update` computes each element from the element at the same position of the other
     lists and from scalars. The engine may then call `update` with parts of the tensors, which saves
@@ -101,10 +105,9 @@ class Transform(Description):
     state_kinds: ClassVar[Mapping[str, Literal["linear", "squares", "weights"]]] = {}
     """The kind of each state tensor in the shape of a parameter, by name.
 
-    - `"linear"`: linear in the update. `InBasis` rotates such state together with its basis.
-    - `"squares"`: one element for each element of the update. `InBasis` permutes such
-      state.
-    - `"weights"`: weights, which are never stored in bfloat16.
+    - `"linear"`: state that is linear in the update. `InBasis` rotates this state with its basis.
+    - `"squares"`: state with one element for each element of the update. `InBasis` permutes it.
+    - `"weights"`: weights. They are never stored in bfloat16.
     """
     shown: ClassVar[tuple[str, ...]] = ()
     """The names of model-wide scalars that `metrics()` reports."""
@@ -148,7 +151,7 @@ class Transform(Description):
         return {}
 
     def _passed_over(self, step: Step, path: str) -> bool:
-        """Count a step that a guard skipped before it reached this link.
+        """Count a step that a guard skipped before the step reached this link.
 
         Returns whether the links after this one would have seen the step.
         """
@@ -161,7 +164,7 @@ class Transform(Description):
         """Return the transformed update of one bucket.
 
         Args:
-            u: The updates of the parameters of the bucket. They may be changed in place.
+            u: The updates of the bucket's parameters. You may change this list in place.
             state: The state of the same parameters: a list for each name that `init` returns. The
                 library stores changes in place, and also new lists that you assign to these names.
             group: The live hyperparameters, and the lists "params" and "grads".
@@ -384,7 +387,7 @@ class TensorwiseTransform(Transform):
 
     @property
     def refreshes(self) -> bool:
-        """Whether the class has state that it refreshes in some steps."""
+        """Whether the class has state that is refreshed only in some steps."""
         return type(self).refresh_matrix is not TensorwiseTransform.refresh_matrix
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
@@ -415,7 +418,7 @@ class TensorwiseTransform(Transform):
             )
 
     def rule(self, bucket: Bucket) -> Rule:
-        """Return this transform as an engine runs it. It receives sharded tensors as a whole.
+        """Return this transform as an engine runs it: with whole tensors instead of shards.
 
         The result for a shard is not a shard of the result for the whole tensor.
         """

@@ -30,7 +30,7 @@ from torchzero_clip.core.torch_private import foreach
 FEW_ROWS = 2**10
 """The largest length of vectors whose norms are computed in one call for all vectors."""
 CHUNK = 2**16
-"""The number of elements of a CPU tensor that are converted at once, so that they fit in cache."""
+"""The number of elements of a CPU tensor that are converted at once. They must fit in cache."""
 CHUNK_ON_ACCELERATOR = 2**21
 """The number of elements that are converted at once on an accelerator (calls are expensive)."""
 ORDERS_IN_ONE_CALL = (1, 2, math.inf)
@@ -81,7 +81,7 @@ def joint_norm(tensors: Sequence[Tensor], m: Measure) -> Tensor | None:
 
 
 def largest(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the largest magnitude of each tensor. It is NaN or infinite if an element is."""
+    """Return the largest magnitude of each tensor. If an element is NaN, the magnitude is NaN."""
     return statistics(tensors, NAMED["linf"])[0]
 
 

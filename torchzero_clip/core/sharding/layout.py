@@ -68,7 +68,7 @@ class Layout:
         )
 
     def whole(self, part: Tensor) -> Tensor:
-        """Gather the shards of all ranks into a whole tensor in new memory. It is a collective."""
+        """Gather the shards of all ranks into a whole tensor in new memory, by a collective."""
         whole = part.new_zeros(self.shape)
         self.part(whole).copy_(part)
         for d in sorted(self.split):

@@ -45,7 +45,7 @@ def evenly(layout: Layout, shape: Sequence[int]) -> Layout:
 
 
 def spread(tensors: Sequence[Tensor], layouts: Sequence[Layout]) -> list[Tensor]:
-    """Split owned tensors, or tensors that every rank has, into even parts. It is a collective."""
+    """Split owned tensors, or tensors that every rank has, into even parts by a collective."""
     return _moved(tensors, layouts, [owner_of(t) for t in tensors], _spread)
 
 
