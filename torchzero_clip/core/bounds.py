@@ -28,8 +28,8 @@ class Within:
     def holds(self, x: float) -> bool:
         """Return whether a number is within the bounds.
 
-    If there is no upper bound, infinity is within the bounds.
-    """
+        If there is no upper bound, infinity is within the bounds.
+        """
         above = x > self.above or self.above == -math.inf
         below = x < self.below or self.below == math.inf
         return self.at_least <= x <= self.at_most and above and below

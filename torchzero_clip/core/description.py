@@ -1,4 +1,4 @@
-"""A description: a dataclass of arguments. It is the base class of transforms and criteria."""
+"""Description: the base class of transforms and criteria. It is a dataclass of arguments."""
 
 from __future__ import annotations
 

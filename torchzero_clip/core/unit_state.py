@@ -20,7 +20,7 @@ from torchzero_clip.core.tensor_kinds import share_memory, shared_memory, wide
 from torchzero_clip.core.torch_private import foreach
 
 Place: TypeAlias = "tuple[dict[str, Any], Tensor]"
-"""A state dict that may contain a unit's value, and a parameter with the device for the value."""
+"""A state dict that may contain a unit's value, and a parameter with the device and the dtype."""
 
 
 class UnitStore:

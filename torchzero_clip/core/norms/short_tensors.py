@@ -1,7 +1,7 @@
 """Reductions of short tensors on CPU: the tensors are copied into rows of scratch memory.
 
-torch then reduces all rows in one call. The copies are in float64. Zeros fill the last row of each
-tensor. Copying takes less time than one call per tensor. The computation for a tensor does not
+torch then reduces all rows in one call. The copies are in float64. Zeros fill up the last row of
+each tensor. Copying takes less time than one call per tensor. The computation for a tensor does not
 depend on other tensors. So its norm is bitwise identical, whatever other tensors are measured at
 the same time.
 """
