@@ -1,4 +1,4 @@
-"""The base classes of rules, and the objects that a step passes through them."""
+"""The base classes of rules, and the objects that a step passes to the rules."""
 
 from torchzero_clip.core.annotation import Live
 from torchzero_clip.core.bucket import Bucket, count_step, in_buckets, keep_number

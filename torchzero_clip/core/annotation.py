@@ -1,4 +1,7 @@
-"""The annotations of fields: which fields are live, and which values a field allows."""
+"""Annotations of fields: they tell which fields are live, and which values a field allows.
+
+A live field is a hyperparameter that parameter groups and schedulers can change.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +48,8 @@ class Allowed(NamedTuple):
         bounds: The bounds of the number.
         length: The number of elements if the value is a tuple. The other attributes then describe
             each element.
-        choices: The allowed values, if the field allows only some. The other attributes are then
-            not used.
+        choices: The allowed values, if the annotation lists all of them. The other attributes are
+            then not used.
     """
 
     python_type: Any = None
@@ -143,9 +146,10 @@ def read(cls: type, name: str, hint: Any) -> tuple[bool, Allowed | None]:
 
 
 def _evaluated(cls: type, hint: Any) -> Any:
-    """Return an annotation without strings in it, if the module of the class has all its names.
+    """Return an annotation after all strings inside the annotation are evaluated.
 
-    Under `from __future__ import annotations`, a quoted annotation is a string inside a string.
+    If a name is not defined in the module of the class, the annotation is returned unchanged. Under
+    `from __future__ import annotations`, a quoted annotation is a string inside a string.
     """
     if isinstance(hint, str) or any([hasattr(x, "__forward_arg__") for x in _leaves(hint)]):
         asked = SimpleNamespace(__annotations__={"field": hint})
@@ -158,7 +162,8 @@ def _evaluated(cls: type, hint: Any) -> Any:
 def kind_of(hint: Any) -> Allowed | None:
     """Return the values that an annotation allows, or None if the library cannot check them.
 
-    It can check float, int, bool, Callable, Literal, and tuples of equal bounds.
+    The library can check float, int, bool, Callable and Literal. It can also check tuples whose
+    elements all have the same bounds.
     """
     inner, outer_bounds = _apart(hint)
     options = get_args(inner) if get_origin(inner) in (Union, UnionType) else (inner,)
@@ -187,13 +192,13 @@ def kind_of(hint: Any) -> Allowed | None:
 
 
 def _apart(hint: Any) -> tuple[Any, Within | None]:
-    """Return a type without its marks, and the bounds in these marks."""
+    """Return a type without the metadata of `Annotated`, and the bounds in this metadata."""
     bounds = [mark for mark in _marks(hint) if isinstance(mark, Within)]
     return hint.__origin__ if _marks(hint) else hint, next(iter(bounds), None)
 
 
 def _marks(hint: Any) -> tuple[Any, ...]:
-    """Return what `Annotated` adds to a type."""
+    """Return the metadata that `Annotated` adds to a type."""
     return hint.__metadata__ if get_origin(hint) is Annotated else ()
 
 

@@ -1,4 +1,4 @@
-"""The values of arguments: as Python's own numbers, compared, and printed."""
+"""Functions that convert, compare and print the values of arguments."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ LONGEST_SHOWN = 63  # bits of an integer that an error message shows digit by di
 
 
 def is_row(value: Any) -> TypeGuard[Sequence[Any]]:
-    """Return whether a value is a sequence of any class, but not a text."""
+    """Return whether a value is a sequence of any class except text."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
 
 
 def python_number(value: Any) -> Any:
-    """Convert numbers of numpy and other libraries to Python's own, also inside containers.
+    """Convert numbers of numpy and other libraries to Python numbers, also inside containers.
 
-    Python's own numbers are compared and printed in one way, and torch loads them with
-    `weights_only=True`. Other sequences, such as Hydra's, become tuples, and other mappings dicts.
-    All other values are returned as they are.
+    Python numbers always compare and print in the same way. torch can load Python numbers with
+    `weights_only=True`. Sequences of other libraries, such as Hydra's, become tuples. Mappings of
+    other libraries become dicts. All other values are returned unchanged.
     """
     if isinstance(value, Mapping) and not isinstance(value, dict):
         return {key: python_number(x) for key, x in value.items()}
@@ -48,10 +48,10 @@ def python_number(value: Any) -> Any:
 
 
 def live_value(value: Any) -> Any:
-    """Return a value as `param_groups` stores it: with Python's own numbers, and tuples for lists.
+    """Return a value as `param_groups` stores it: with Python numbers, and tuples for lists.
 
-    Live hyperparameters are checked again when a group holds another object. So the object in a
-    group must not be able to change in place.
+    The library checks a live hyperparameter again only when the group holds another object. A
+    change in place would not be checked. So the object in a group must be immutable.
     """
     value = python_number(value)
     if not isinstance(value, list) and type(value) is not tuple:
@@ -64,7 +64,7 @@ def live_value(value: Any) -> Any:
 def equal(a: Any, b: Any) -> bool:
     """Return whether two arguments are equal and of the same type.
 
-    Tensors can change in place, so two tensors are equal only if they are one object.
+    Tensors can change in place. So two tensors are equal only if they are the same object.
     """
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
         return len(a) == len(b) and all(map(equal, a, b))

@@ -11,7 +11,7 @@ from typing import Annotated
 class Within:
     """The bounds of a number, as in `share: Annotated[float, Within(at_least=0, below=1)]`.
 
-    The library checks them at construction, and when a parameter group gets another value.
+    The library checks the bounds at construction, and when a parameter group gets another value.
 
     Args:
         at_least: The smallest allowed number.
@@ -26,7 +26,10 @@ class Within:
     at_most: float = math.inf
 
     def holds(self, x: float) -> bool:
-        """Return whether a number is within the bounds. Without a bound, infinity is."""
+        """Return whether a number is within the bounds.
+
+        If there is no upper bound, infinity is within the bounds.
+        """
         above = x > self.above or self.above == -math.inf
         below = x < self.below or self.below == math.inf
         return self.at_least <= x <= self.at_most and above and below

@@ -21,7 +21,7 @@ from torchzero_clip.core.tensor_kinds import wide
 from torchzero_clip.core.tensorlist import TensorList
 
 BEGUN = "begun"
-"""The name of the number in a parameter's state that is 1 after its first step at a link."""
+"""A key of a parameter's state. The value is 1 after the parameter's first step at a link."""
 COUNTS = "counts on the host: say reads = ('step',) instead, and leave max_consecutive out"
 Origin: TypeAlias = Literal["gradient", "touched", "update"]
 """Where an update comes from: the untouched gradient, a gradient that links may have scaled, or a
@@ -35,8 +35,8 @@ class Bucket:
     update, and assigns it to `bucket.u`.
 
     Attributes:
-        u: The update. For a link with target="grad" it is the gradient.
-        group: The live hyperparameters of the link, its scalars, the parameters and the gradients.
+        u: The update. For a link with target="grad", `u` is the gradient.
+        group: The live hyperparameters and scalars of the link, the parameters and the gradients.
         state: The link's state for each parameter, as one TensorList per name.
         group_state: The state that links keep once per parameter group.
     """
@@ -44,9 +44,12 @@ class Bucket:
     bound: Link
     """The link that reads and writes this bucket: see `seen_by`."""
     tail: Tail | None = None
-    """The tail of the chain. It is None until the bucket reaches the first link of the tail."""
+    """The tail of the chain: the last links, if an engine can run them in one pass over memory.
+
+    The value is None until the bucket reaches the first link of the tail.
+    """
     ratio: Tensor | None = None
-    """A tensor with one element, by which the tail divides the update."""
+    """The divisor of the update in the tail: a tensor with one element, or None."""
 
     def __init__(self, step: Step, cohort: Cohort, grads: Sequence[Tensor]) -> None:
         self.step = step
@@ -97,12 +100,12 @@ class Bucket:
 
     @property
     def params(self) -> TensorList:
-        """The parameters, as a list to read. A method that writes to it works on a copy."""
+        """The parameters, as a list to read. A method that changes the list works on a copy."""
         return self.session.params.borrow()
 
     @property
     def grads(self) -> TensorList:
-        """The gradients, as a list to read. A method that writes to it works on a copy."""
+        """The gradients, as a list to read. A method that changes the list works on a copy."""
         return self.session.grads.borrow()
 
     @property
@@ -114,7 +117,7 @@ class Bucket:
         return {**self.numbers_of_group(), "params": self.params, "grads": self.grads}
 
     def numbers_of_group(self) -> Group:
-        """Return the live hyperparameters of the link, and the scalars that it keeps once."""
+        """Return the live hyperparameters, per-group scalars and model-wide scalars of the link."""
         values = self.bound.values(self.settings)
         values.update(self.numbers)
         return values
@@ -126,10 +129,11 @@ class Bucket:
 
     @property
     def u(self) -> TensorList:
-        """The update; with target="grad" the gradients, which are written in place.
+        """The update, or the gradients if the link has target="grad".
 
-        The update is in `state_dtype` if the link has state, if its class sets `widens`, or with
-        rounding="exact". Otherwise it keeps its dtype.
+        The link writes gradients in place. The update is in `state_dtype` if the link has state, if
+        the class of the link sets `widens`, or with rounding="exact". Otherwise the update keeps
+        its dtype.
         """
         tfm = self.bound.transform
         wide = self.rounding == "exact" or tfm.widens or self.state_names
@@ -161,7 +165,8 @@ class Bucket:
     def state(self) -> State:
         """The link's state by name, with one tensor per parameter.
 
-        For sharded parameters, the tensors are the parts on this rank. The link may write them.
+        For sharded parameters, the tensors are the parts on this rank. The link may change the
+        tensors in place.
         """
         stored = self.held()
         path = self.bound.path
@@ -175,7 +180,7 @@ class Bucket:
 
     @property
     def state_names(self) -> dict[str, bool]:
-        """The names that `init` returns, and whether their tensors are like parameters."""
+        """For each name that `init` returns, whether the tensors have the parameters' shapes."""
         return self.cohort.kinds(self.bound.path, self.bound.state_names)[0][0]
 
     def roundings(self, stored: Mapping[str, Sequence[Tensor]]) -> dict[str, Stochastic]:
@@ -194,21 +199,21 @@ class Bucket:
         return formats
 
     def _drawn(self, draws: tuple[str, str], *numbers: int) -> Tensor:
-        """Return a random integer for each parameter, which changes in every step."""
+        """Return a random integer for each parameter. The integers change in every step."""
         seed, step = self.step.draw(self.cohort.index, draws)
         return self.cohort.keys(*numbers, seed) ^ mix_(step.to(self.device, copy=True))
 
     def settle(self) -> None:
-        """Round and store the state that the link has written, if it is stored in bfloat16.
+        """Round and store the state that the link has written, if state is stored in bfloat16.
 
-        The chain does this after each link. A link calls it earlier if other links read its state
-        during its step. Read `bucket.state` again afterwards.
+        The chain calls this method after each link. A link calls this method earlier if other links
+        read its state during its step. Read `bucket.state` again after such a call.
         """
         if self.bound.narrow:
             self.session.settle(self.bound.path)
 
     def held(self) -> dict[str, list[Tensor]]:
-        """Return the link's state by name, as the optimizer stores it: whole or as DTensors."""
+        """Return the link's state by name, in the stored form: plain tensors or DTensors."""
         stored: dict[str, list[Tensor]] = {}
         for name, like_params in self.state_names.items():
             key = f"{self.bound.path}/{name}"
@@ -247,7 +252,7 @@ class Bucket:
     # ------------------------------------------------------------------ how weights are stored
 
     def _prepare_rounding(self) -> None:
-        """Make the state that the rounding of parameters needs, if it is missing."""
+        """Make missing state for the rounding of parameters."""
         if self.rounding == "stochastic":
             prepare_draws(self.step.groups, ROUNDS)
         if (kept := KEPT.get(self.rounding)) is not None:
@@ -274,12 +279,12 @@ class Bucket:
         return self
 
     def keep_rounding(self) -> None:
-        """Tell the session how to store the parameters, unless the session was told already."""
+        """Tell the session how to store the parameters, unless this was done in this step."""
         if self.rounding not in ("", "exact"):
             self._keep()
 
     def subtract(self) -> None:
-        """Compute w ← w - u. The engine may do so later in the step."""
+        """Compute w ← w - u. The engine may compute this later in the step."""
         self.keep_rounding()
         self.session.subtract(self.update)
 
@@ -314,7 +319,10 @@ class Bucket:
         return bucket._keep() if self.rounding == "exact" else bucket
 
     def alike(self) -> list[Bucket]:
-        """Split this bucket, so that `init` returns the same names for all parameters of a part."""
+        """Split this bucket into parts.
+
+        For all parameters of one part, `init` returns the same names.
+        """
         kinds = self.cohort.kinds(self.bound.path, self.bound.state_names)
         return [self] if len(kinds) == 1 else [self.select(where) for _, where in kinds]
 
@@ -322,7 +330,7 @@ class Bucket:
         """Return `formula(u, state, group)` for a formula that is elementwise and writes nothing.
 
         The result may be computed later, so the formula's inputs must not change before the result
-        is read. On accelerators it is computed in pieces.
+        is read. On accelerators, the result is computed in pieces.
 
         Args:
             formula: A function of the update, the state and the group.
@@ -344,7 +352,7 @@ class Bucket:
         self.u = self.session.update(rule.rule(self), u, self.state, group)
 
     def _group(self, units: Any, values: dict[str, Any]) -> Group:
-        """Return the group with more values, in which vectors of units became operands."""
+        """Return the group with more values. Vectors over units are converted to operands."""
         if units is not None:
             values = {name: units.operand(self, x) for name, x in values.items()}
         return self.group | values
@@ -359,7 +367,7 @@ class Bucket:
         return list(map(whole_of, tensors, self.cohort.layouts))
 
     def parts(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Return the parts on this rank of whole tensors like the parameters."""
+        """Return this rank's parts of whole tensors that have the shapes of the parameters."""
         return list(map(part_of, tensors, self.cohort.layouts))
 
     def _but(self, **changes: Any) -> Bucket:
@@ -372,7 +380,7 @@ class Bucket:
 def begun(buckets: Sequence[Bucket]) -> list[Bucket]:
     """Return the buckets without the parameters that take their first step at the link.
 
-    The parameters are marked on the host, so that the next call returns them too.
+    This function marks these parameters on the host. So the next call returns them too.
     """
     older: list[Bucket] = []
     for bucket in buckets:
@@ -397,8 +405,10 @@ def in_buckets(
 
     Args:
         step: The step.
-        gradient: Returns the gradient of a parameter, or None; `p.grad` by default.
-        moves: Whether the step changes parameters, whose memory gradients might share.
+        gradient: A function that returns the gradient of a parameter, or None. By default, `p.grad`
+            is used.
+        moves: Whether the step changes parameters. Gradients that share memory with a parameter are
+            then copied.
     """
     return [Bucket(step, cohort, grads) for cohort, grads in step.cohorts(gradient, moves)]
 
@@ -406,14 +416,14 @@ def in_buckets(
 def count_step(
     buckets: Sequence[Bucket], name: str = "step", by: int = 1, asks: bool = False
 ) -> int:
-    """Count a step of the link and return the count, which every parameter group stores.
+    """Count a step of the link, store the count in every parameter group, and return the count.
 
     Args:
         buckets: The buckets at the link.
         name: The name of the count.
-        by: The number to add.
-        asks: Whether the link asks the step whenever it decides something by the count. Then its
-            steps may be replayed.
+        by: The number to add to the count.
+        asks: Whether the link calls `Notes.ask` for each decision that depends on the count. The
+            steps of the link may then be replayed.
     """
     path = buckets[0].bound.path
     step = buckets[0].step

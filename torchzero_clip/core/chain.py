@@ -1,4 +1,7 @@
-"""Chain: several transforms that run one after another, and the loop over its links."""
+"""A chain: several transforms that run one after another.
+
+The transforms inside a chain are called links. This module also contains the loop over the links.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from torchzero_clip.core.unknown_key import explained
 
 
 class Chain(Transform, Routing):
-    """Several transforms that run one after another, as one transform."""
+    """A transform that runs several transforms one after another."""
 
     links: tuple[Transform, ...]
 
@@ -86,7 +89,7 @@ class Chain(Transform, Routing):
 
 
 def _links(tfm: Transform) -> tuple[Transform, ...]:
-    """Return the links of a chain without a name, or the transform itself."""
+    """Return the links of an unnamed chain. Otherwise, return the transform itself."""
     return tfm.links if isinstance(tfm, Chain) and tfm.name is None else (tfm,)
 
 
@@ -94,7 +97,7 @@ def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
     """Send buckets through a link, or only make the state that the link needs.
 
     A link that is not a transform, such as a criterion, returns the buckets unchanged. A link of
-    the tail does the same, because `end` runs the tail.
+    the tail also returns the buckets unchanged, because `end` runs the tail.
     """
     if not (buckets and link.transforms):
         return buckets
@@ -158,8 +161,9 @@ def _run_link(link: Link, buckets: list[Bucket], init: bool = False) -> list[Buc
 def pass_over(links: Sequence[Link], step: Step) -> None:
     """Tell links about a step that a guard skipped before the step reached them.
 
-    If the flag of the guard stays on the device, all links run in a skipped step. Links that count
-    steps must count the same in every engine, so they count skipped steps here.
+    If the flag of the guard stays on the device, all links run even in a skipped step. If the host
+    reads the flag, later links do not run, and this function lets them count the skipped step. So
+    links that count steps count the same in every engine.
     """
     for link in links:
         if isinstance(link.transform, Chain):
@@ -169,7 +173,7 @@ def pass_over(links: Sequence[Link], step: Step) -> None:
 
 
 def _names(bucket: Bucket) -> tuple[list[str], list[str]]:
-    """Return the names that the rule of a link can read in its state and in its group."""
+    """Return the names that a link's rule can read from its `state`, and from its `group`."""
     units: Mapping[str, Any] = getattr(bucket.bound.transform, "init_unit", dict)()
     live = bucket.bound.values(bucket.settings)
     numbers = {**bucket.numbers, **bucket.bound.group_values()}
@@ -189,7 +193,7 @@ def refuse_complex(bucket: Bucket) -> None:
 def run(
     buckets: list[Bucket], links: Sequence[Link] | None = None, init: bool = False
 ) -> list[Bucket]:
-    """Send buckets through links, by default through the links inside the link of the buckets."""
+    """Send buckets through links. By default, these are the links inside the buckets' link."""
     if links is None:
         links = buckets[0].bound.children if buckets else ()
     for link in links:
@@ -205,12 +209,15 @@ def prepare(buckets: list[Bucket], links: Sequence[Link] | None = None) -> list[
 def transformed(
     buckets: list[Bucket], lists: list[TensorList], links: Sequence[Link] | None = None
 ) -> list[TensorList]:
-    """Return the lists after the transforms inside the link of the buckets, one per bucket.
+    """Apply the transforms inside the link of the buckets to one list per bucket.
 
     Args:
         buckets: The buckets at the outer link.
         lists: The updates to transform, one per bucket.
-        links: Some of the transforms inside the link; all by default.
+        links: The transforms to apply, by default all transforms inside the link.
+
+    Returns:
+        The transformed lists, one per bucket.
     """
     inner = [bucket.with_update(u) for bucket, u in zip(buckets, lists, strict=True)]
     results: dict[tuple[int, int], Tensor] = {}
@@ -230,7 +237,7 @@ def transformed(
 
 
 def other_state(bucket: Bucket, key: str) -> TensorList | None:
-    """Return state of another link to read, or None if it lacks the shapes of the parameters."""
+    """Return the state of another link, or None if it does not have the parameters' shapes."""
     stored: list[Any] = [state.get(key) for state in bucket.param_states]
     if [getattr(t, "shape", None) for t in stored] != [p.shape for p in bucket.originals]:
         return None
@@ -240,7 +247,7 @@ def other_state(bucket: Bucket, key: str) -> TensorList | None:
 def bind(parent: Description, path: str = "", narrow: bool = False) -> tuple[Link, ...]:
     """Return a link with a unique path for each description inside a description.
 
-    A chain without a name is replaced by its links.
+    An unnamed chain is replaced by its links.
 
     Args:
         parent: The outer description.
@@ -268,14 +275,17 @@ def bind(parent: Description, path: str = "", narrow: bool = False) -> tuple[Lin
 
 
 def _flat(parent: Description) -> Iterator[tuple[str | None, Description]]:
-    """Yield the labels and descriptions inside a description, and inside unnamed chains."""
+    """Yield the label and the description of each description inside another description.
+
+    An unnamed chain is replaced by its links.
+    """
     for label, child in parent.children():
         dissolves = isinstance(child, Chain) and child.name is None and label is None
         yield from _flat(child) if dissolves else [(label, child)]
 
 
 def _advice(link: Any) -> str:
-    """Return a hint for a value in a chain that is not a transform."""
+    """Return a hint for a value that is in a chain but is not a transform."""
     if isinstance(link, type):
         return f"; write {link.__name__}(...)" if issubclass(link, Description) else ""
     if is_row(link):

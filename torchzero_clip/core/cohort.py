@@ -1,6 +1,7 @@
-"""Cohorts: the parameters of a bucket with their shapes, layouts and names.
+"""A cohort: the parameters of a bucket, with their shapes, layouts and names.
 
-Cohorts are kept from step to step, as long as the parameters stay the same.
+The optimizer keeps cohorts from step to step, as long as the parameters stay the same. The place of
+a parameter is its index in its group.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.tensor_kinds import DEVICE, DTYPE, LAYOUT, SHAPE, all_plain, same_shapes
 
 VALUES_KEPT = 64
-"""The largest number of values that a roster keeps."""
+"""The largest number of computed values that a `Roster` keeps."""
 Grads: TypeAlias = "Sequence[Any] | dict[int, Any]"
-"""The gradients of a group, by the places of their parameters."""
+"""The gradients of a group, indexed by the places of the parameters."""
 StateNames: TypeAlias = "tuple[dict[str, bool], list[int]]"
 """The state names of some parameters, and the indices of these parameters in their cohort.
 
@@ -39,10 +40,10 @@ class Cohort:
         places: The place of each parameter in its group.
         names: The name of each parameter, or None.
         params: The parameters as the optimizer stores them, whole or sharded.
-        grad_dtype: The dtype of their gradients.
-        clips: The value of "clip" in their group: whether norm rules apply to them.
-        norm_group: The name of the parameters that share one norm with these. None for all
-            parameters without a norm group.
+        grad_dtype: The dtype of the gradients.
+        clips: The value of "clip" in the group: whether norm rules apply to the parameters.
+        norm_group: The name of the norm group. All parameters of a norm group share one norm. None
+            if the parameters have no norm group.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Cohort:
         self._elements: Elements | None = None
 
     def keys(self, *numbers: int) -> Tensor:
-        """Return an integer for each parameter: a hash of its place and of the given numbers."""
+        """Return an integer for each parameter: a hash of the parameter's place and `numbers`."""
         if numbers not in self._keys:
             self._keys[numbers] = keys_of(self.places, (self.index, *numbers), self.device)
         return self._keys[numbers]
@@ -119,7 +120,7 @@ class Cohort:
         )
 
     def check_shapes(self, key: str, row: Sequence[Tensor], group: Mapping[str, Any]) -> None:
-        """Raise an error if a parameter has another shape than its state, before memory is used."""
+        """Raise an error if the shape of a parameter differs from the shape of its state."""
         if same_shapes(row, self.originals):
             self.checked.add(key)  # if the shape of a parameter changes, there is a new cohort
             return
@@ -155,7 +156,7 @@ class Cohort:
         )
 
     def of(self, row: Grads) -> Sequence[Any]:
-        """Return the values of these parameters, out of a value for each parameter of the group."""
+        """Return the values of these parameters from a row with a value for each place."""
         if isinstance(row, dict) or len(row) != len(self.places):
             return [row[i] for i in self.places]
         return row
@@ -164,11 +165,12 @@ class Cohort:
 class Roster:
     """The cohorts of all groups, and values that are computed once from cohorts.
 
-    Both are kept as long as the parameters stay the same.
+    The roster keeps cohorts and values as long as the parameters stay the same.
 
     Args:
-        reads_tags: Whether a parameter's `grad_norm_group` gives it a norm group. Functions that
-            clip as torch does read no tags, because torch computes one norm of all gradients.
+        reads_tags: Whether the attribute `grad_norm_group` of a parameter sets its norm group.
+            Functions that clip like torch ignore this attribute, because torch computes one norm of
+            all gradients.
     """
 
     def __init__(self, reads_tags: bool = True) -> None:
@@ -212,9 +214,9 @@ class Roster:
         return [t for keeper in keepers for t in getattr(keeper, "vectors", ())]
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the value of a key, and call `make` for it the first time.
+        """Return the value of a key. The first call for a key computes the value with `make`.
 
-        The key contains the cohorts from which the value is computed.
+        The key must contain the cohorts from which `make` computes the value.
         """
         if torch.compiler.is_compiling():  # the value is a constant of the graph
             return make()
@@ -286,7 +288,7 @@ def _check_grads(
 
 
 def label(index: int, group: Mapping[str, Any], place: int) -> str:
-    """Return the name of a parameter in errors."""
+    """Return the name of a parameter for error messages."""
     names = group.get("param_names")
     name = f" ({names[place]})" if names else ""
     return f"parameter {place} of group {index}{name}"

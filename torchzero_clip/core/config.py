@@ -1,4 +1,7 @@
-"""Configs: a chain as plain data (names, numbers, lists and dicts that JSON can hold), and back."""
+"""Configs: convert a chain to plain data, and plain data back to a chain.
+
+Plain data consists of names, numbers, lists and dicts. JSON can represent all of these.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def to_config(value: Any) -> Any:
 
 
 def _config_of(description: Description) -> Any:
-    """Return plain data for a description: a list for a chain with links and no arguments."""
+    """Return plain data for a description. A chain with links and no arguments becomes a list."""
     kind = type(description).__name__
     arguments = {name: to_config(arg) for name, arg in description.arguments().items()}
     links = getattr(description, "links", None)
@@ -55,7 +58,7 @@ def _config_of(description: Description) -> Any:
 
 
 def from_config(config: Any) -> Any:
-    """Return the description for a config that `to_config` made, or that was written by hand.
+    """Return the description for a config. `to_config` or a user has written the config.
 
     A transform is `{"type": "ClipNorm", "max_norm": 1.0}`, a bare name, or a (name, arguments)
     pair. A chain is a list of transforms.
@@ -78,7 +81,7 @@ def from_config(config: Any) -> Any:
 
 
 def make(name: str, arguments: Mapping[str, Any], links: Iterable[Any] = ()) -> Any:
-    """Return a description by the name of its class, from arguments and links as plain data."""
+    """Return an object of the class with this name, from arguments and links as plain data."""
     inside = [from_config(link) for link in links]
     values = {key: _value(arg) for key, arg in arguments.items()}
     if name not in Description.registry:
@@ -96,7 +99,7 @@ def make(name: str, arguments: Mapping[str, Any], links: Iterable[Any] = ()) -> 
 
 
 def _value(config: Any) -> Any:
-    """Return the value of an argument. The dicts that `to_config` marked become what they mark."""
+    """Return the value of an argument. Dicts that `to_config` made become the original values."""
     row = is_row(config) and not isinstance(config, tuple)
     if _has_type(config) or (row and _reads_as_chain(config)):
         return from_config(config)
@@ -114,7 +117,7 @@ def _value(config: Any) -> Any:
 
 
 def _reads_as_chain(items: Sequence[Any]) -> bool:
-    """Return whether a list in an argument is a chain: all its items mean transforms."""
+    """Return whether a list in an argument is a chain: every item must describe a transform."""
     return bool(items) and all(_is_transform(item) for item in items)
 
 
@@ -129,7 +132,7 @@ def _has_type(config: Any) -> bool:
 
 
 def _is_pair(config: Any) -> bool:
-    """Return whether this is a name with arguments, and not a chain of two links."""
+    """Return whether a config is a pair of a name and arguments, not a chain of two links."""
     named = is_row(config) and len(config) == 2 and isinstance(config[0], str)
     return named and isinstance(config[1], Mapping) and "type" not in config[1]
 

@@ -25,7 +25,7 @@ class Decision(NamedTuple):
     norm: Tensor
     """The norm of each unit before the rule."""
     limits: Sequence[Tensor | float]
-    """For each group, the largest norm that each unit may have."""
+    """For each group, a vector with the largest norm that each unit may have, or one number."""
     divisors: list[Tensor]
     """For each group, the divisor of each unit. It is 1 if the unit does not change."""
     state: UnitState
@@ -33,7 +33,7 @@ class Decision(NamedTuple):
 
 
 class Limiting(Protocol):
-    """The part of a norm rule that a decision uses."""
+    """The attributes and methods of a norm rule that `decide` uses."""
 
     min_size: int
 
@@ -48,30 +48,36 @@ class Limiting(Protocol):
 
 
 class Cells:
-    """The part of units that a decision uses. This base class is for the units of one group."""
+    """The attributes and methods of units that `decide` uses.
+
+    This base class is for the units of one group.
+    """
 
     dtype = torch.float64
-    """The dtype of their state."""
+    """The dtype of the units' state."""
     degree = 1
-    """The power of a factor of the tensors with which their norms grow."""
+    """If all tensors are multiplied by c, their norms are multiplied by |c| to this power."""
 
     def ratio(self, norm: Tensor, limit: Tensor | float) -> Tensor:
-        """Return the divisor of the tensors that turns a norm into a limit."""
+        """Return the divisor of the tensors that changes their norm to the limit."""
         ratio = norm / limit
         return ratio.sqrt() if self.degree == 2 else ratio
 
     def comparable(self, limit: Tensor | float, norm: Tensor) -> Tensor | float:
         """Return a limit in a form that can be compared with norms.
 
-        Under torch.compile, a number becomes a vector. Otherwise the number would be a constant of
-        the graph.
+        Under torch.compile, a number is converted to a vector. Without the conversion, the number
+        would become a constant of the graph.
         """
         if not isinstance(limit, Tensor) and torch.compiler.is_compiling():
             return torch.full_like(norm, limit)
         return limit if isinstance(limit, Tensor) else float(limit)
 
     def too_small(self, size: int) -> Tensor | None:
-        """Return a flag for each unit: whether it has fewer elements. None if no unit has."""
+        """Return a flag for each unit: whether the unit has fewer than `size` elements.
+
+        Return None if no unit has fewer elements.
+        """
         return None
 
     def after(self, norm: Tensor, divisors: Sequence[Tensor]) -> Tensor:
@@ -84,7 +90,7 @@ class Cells:
         return finite(norm.to(self.dtype))
 
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
-        """Join a vector for each group into one: each unit takes the value of its first group."""
+        """Join one vector per group into one vector. A unit uses the vector of its first group."""
         return vectors[0]
 
 

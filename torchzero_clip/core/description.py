@@ -1,4 +1,4 @@
-"""Description: the base class of transforms and criteria, a dataclass of their arguments."""
+"""Description: the base class of transforms and criteria. It is a dataclass of arguments."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Description:
     live: ClassVar[tuple[str, ...]] = ()
     """The names of the live hyperparameters."""
     borrows: ClassVar[tuple[tuple[str, str, int | None], ...]] = ()
-    """Hyperparameters that are taken from another link if they are None.
+    """Hyperparameters that use a value of another link if they are None.
 
-    Each is a tuple of the name, the name in the other link, and an index if the value there is a
-    tuple (None otherwise).
+    Each item is a tuple of three: the name, the name in the other link, and an index. If the other
+    value is a tuple, the index selects one element. Otherwise the index is None.
     """
     open_fields: ClassVar[tuple[str, ...]] = ()
-    """Attributes of this class that a subclass may declare as fields, to make them arguments."""
+    """Attributes of this class that become arguments if a subclass declares them as fields."""
     pure: ClassVar[bool] = False
     """True if methods such as `update` and `limit` depend only on their arguments, and never branch
     on a value. With `compile=True` the steps of such a class can be replayed. A subclass does not
@@ -125,7 +125,8 @@ class Description:
     def _check_all(self) -> None:
         """Check all arguments against their annotations, and call `check`.
 
-        Numbers without bounds are checked after `check`, whose error messages are more specific.
+        Numbers without bounds are checked after `check`, because the error messages of `check` are
+        more specific.
         """
         last: list[str] = []
         for name, kind in self._kinds.items():
@@ -140,7 +141,7 @@ class Description:
     def with_values(self, values: Mapping[str, Any]) -> Self:
         """Return a checked copy with other values in some fields.
 
-        Return the object itself if all values are the numbers that it already has.
+        If all values are numbers that the fields already have, return the object itself.
         """
         current = [getattr(self, name) for name in values]
         same = all(map(operator.is_, current, values.values()))
@@ -171,7 +172,7 @@ class Description:
     def __eq__(self, other: object) -> bool:
         """Return whether the other object has the same class and equal arguments.
 
-        Functions and tensors are equal only if they are one object.
+        Functions and tensors are equal only if they are the same object.
         """
         if type(self) is not type(other):
             return NotImplemented
@@ -193,7 +194,7 @@ class Description:
         super().__setattr__(name, value)
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments that make an equal object, without the defaults."""
+        """Return the arguments that construct an equal object. Default values are omitted."""
         accepted = {f.name for f in dataclasses.fields(self) if f.init}
         return {name: value for name, value in self.not_default().items() if name in accepted}
 
@@ -208,9 +209,9 @@ class Description:
 
 
 def _read_annotations(cls: type[Description], own: list[dataclasses.Field[Any]]) -> None:
-    """Set which fields of a class are live, and which values they allow; `own` are its new fields.
+    """Set which fields of a class are live, and which values the fields allow.
 
-    A new field replaces an inherited field of the same name.
+    `own` are the new fields of the class. A new field replaces an inherited field of the same name.
     """
     kinds: dict[str, Allowed | None] = dict(cls._kinds)
     live: list[str] = []
@@ -298,9 +299,10 @@ def unannotated(cls: type, name: str) -> str:
 
 
 def class_with(argument: str) -> str:
-    """Return the name of the class of the library to suggest for an argument.
+    """Return the name of a class of this library that accepts an argument, for an error message.
 
-    It is the class that has the argument first, and that has the fewest arguments.
+    The class in which this argument comes earliest is chosen. If there are several such classes,
+    the class with the fewest arguments is chosen.
     """
     ours = [c for c in Description.registry.values() if c.__module__.startswith("torchzero_clip.")]
     fields = [(c.__name__, list(c.__dataclass_fields__)) for c in ours]
@@ -309,7 +311,7 @@ def class_with(argument: str) -> str:
 
 
 def _name_taken(cls: type[Description], field: dataclasses.Field[Any]) -> str | None:
-    """Return the method or attribute that a new field would replace, in words, or None."""
+    """Return words for the method or attribute that a new field would replace, or None."""
     name = field.name
     default = getattr(field.default, "fget", field.default)
     if getattr(default, "__qualname__", "").startswith(f"{cls.__qualname__}."):

@@ -1,4 +1,7 @@
-"""Division: how the tensors of some cohorts are divided into units, each with a norm."""
+"""A division: how the tensors of some cohorts are divided into units.
+
+A unit is a set of elements that share one norm.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,8 @@ class Division:
         cohorts: The cohorts, in the order of their groups.
         scope: The kind of unit: None for tensors, "layer", "group" or "global". Anything else means
             slices.
-        dims: A function that returns the dims along which the slices of a tensor run. It is only
-            used if units are slices.
+        dims: A function that returns the dims along which the slices of a tensor run. The function
+            is only used if units are slices.
         name: The name of the rule in errors.
         named: The norm group of each parameter group, or None. Empty if there are no norm groups.
     """
@@ -116,9 +119,9 @@ class Division:
         return [self.norm_groups.index(name) for name in names]
 
     def _positions(self) -> list[int] | None:
-        """Return a number for each unit that is the same on all ranks, or None.
+        """Return a number for each unit, or None. Every rank gives a unit the same number.
 
-        Only groups and norm groups have it, because a group may have parameters on many ranks.
+        Only groups and norm groups have numbers, because their parameters may be on many ranks.
         """
         if self.scope == "group":
             return [self.indexes[g] for g in self.first_group]
@@ -127,7 +130,7 @@ class Division:
         return None
 
     def _position(self, name: str | None) -> int:
-        """Return the index of the first group with this norm group."""
+        """Return the index of the first parameter group whose norm group has this name."""
         return self.named.index(name) if name in self.named else len(self.named)
 
     def _units_of_layers(self) -> list[int]:
@@ -164,8 +167,9 @@ class Division:
     # ------------------------------------------------------------------ vectors of known values
 
     def smaller_than(self, size: int) -> Tensor | None:
-        """Return a flag for each unit: whether it has fewer elements. None if no unit has.
+        """Return a flag for each unit: whether the unit has fewer than `size` elements.
 
+        Return None if no unit has fewer elements.
         A tensor that lacks the dims of slices counts as smaller.
         """
         if size <= 1 and self.lengths is None:  # only empty units are smaller, and their norm is 0
@@ -174,7 +178,7 @@ class Division:
         return self.flags(small) if any(small) else None
 
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
-        """Join a vector for each group into one: each unit takes the value of its first group."""
+        """Join one vector per group into one vector. A unit uses the vector of its first group."""
         joined = vectors[0]
         for g in range(1, len(vectors)):
             mask = self.flags([first == g for first in self.first_group])
@@ -189,7 +193,7 @@ class Division:
     def constant(self, values: Sequence[float]) -> Tensor:
         """Return a vector of known numbers with an element for each unit.
 
-        The vector is kept for later steps, so it must not be changed.
+        The division keeps the vector for later steps, so do not change the vector.
 
         Args:
             values: A number for each unit. If units are slices, a number for each tensor.
@@ -209,9 +213,9 @@ class Division:
         return self._constants[key]
 
     def gathered(self, like: Tensor) -> list[Gathering]:
-        """Return the plans by which statistics of shards are gathered, on the device of a tensor.
+        """Return the plans for gathering the statistics of shards, with tensors on `like.device`.
 
-        The plans are made once.
+        The division makes the plans once.
         """
         if not self._gathered:
             self._gathered = gatherings(self.layouts, self.dims, like.device, fake_mode(like))
@@ -255,7 +259,8 @@ class UnitIds(NamedTuple):
     no unit.
 
     Attributes:
-        rows: The index of a group, places of parameters in this group, and their names.
+        rows: Rows of three items: the index of a group, the places of some parameters in this
+            group, and the names of these parameters.
         lengths: The number of slices of each tensor, if units are slices.
         one_norm: Whether the units are groups that share one norm.
     """
@@ -266,7 +271,7 @@ class UnitIds(NamedTuple):
 
     @property
     def order(self) -> list[int] | None:
-        """The indices of the units in the order of the parameters. None if they have this order.
+        """The indices of the units in the order of the parameters, or None if all are in order.
 
         The order differs if a group has parameters of several dtypes or norm groups, because each
         cohort is measured separately.

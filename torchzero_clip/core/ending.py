@@ -1,4 +1,7 @@
-"""The end of a step: run the tail of a chain for one bucket in one pass over memory."""
+"""The end of a step: run the tail of a chain for one bucket in one pass over memory.
+
+The tail is the last links of a chain, if an engine can run all of them in one pass.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ def finish(bucket: Bucket, tail: Tail) -> bool:
     """Run a tail in one pass over memory.
 
     Returns:
-        Whether that was possible. If not, nothing was written, and the links must run one by one.
+        Whether one pass was possible. If not, nothing was written, and the links must run one by
+        one.
     """
     scaled = _scaling(bucket, tail)
     if scaled is None:
@@ -49,7 +53,7 @@ def finish(bucket: Bucket, tail: Tail) -> bool:
 
 
 def divide_now(bucket: Bucket, tail: Tail) -> None:
-    """Divide the update or the gradients by the ratio that was left to the tail."""
+    """Divide the update or the gradients now by the ratio that the tail would divide by."""
     ratio = bucket.ratio
     if ratio is None:
         return
@@ -92,8 +96,8 @@ def _only_numbers(live: Mapping[str, Any]) -> bool:
 def _scaling(bucket: Bucket, tail: Tail) -> tuple[Any, float] | None:
     """Return (a, b) such that all scalings of a tail together are u ← a · u + b · w.
 
-    `a` may be a tensor on a device, whose value is not read. The result is None if the scalings
-    cannot be joined.
+    `a` may be a tensor on a device. This function does not read its value. The result is None if
+    the scalings cannot be joined.
     """
     a: Any = 1.0
     b = 0.0

@@ -1,6 +1,6 @@
 """Engine: the interface between the rules of a chain and the code that does their arithmetic.
 
-It is about tensors and lists. An engine receives no buckets, links or optimizers.
+An engine works with tensors and lists of tensors. It receives no buckets, links or optimizers.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ class FusedKernel:
     Args:
         function: The function of torch, or None if this version of torch has none. Its arguments
             are the parameters, the updates, the lists of `state`, `lr` and `weight_decay`. After a
-            guard it also receives `found_inf`: if that is 1, it changes nothing.
-        state: The names of the lists that the function accepts, in its order. A list that is
-            missing is passed as an empty list.
-        advance: Called with the state before the function runs, to count the step.
+            guard, the function also receives `found_inf`. If `found_inf` is 1, the function changes
+            nothing.
+        state: The names of the lists that the function accepts, in the order of its arguments. For
+            a missing list, the function receives an empty list.
+        advance: A function that counts the step. It is called with the state before `function`
+            runs.
         decays: Whether `weight_decay` first shrinks the parameters by lr · weight_decay.
         devices: The device types for which torch has the function.
         numbers: The names of the lists that have one number per parameter. The other lists have
@@ -53,13 +55,14 @@ class Ending(NamedTuple):
 
     Args:
         kernel: The fused optimizer of torch that computes the update. None if the list that reaches
-            the tail is the update already.
-        state: The state of the fused link, by name, as it is stored.
+            the tail is already the update.
+        state: The stored state of the fused link, by name.
         forms: The formats of state that is stored in bfloat16.
         rate: The factor of the update: a number, or a 0-dim tensor on the parameters' device.
         decay: The factor of the parameters, a number.
-        ratio: A tensor with one element by which the list is divided first, or None.
-        writes_grads: Whether the list is the gradients, and the quotient is written to them.
+        ratio: A tensor with one element, or None. The list is first divided by this element.
+        writes_grads: Whether the list contains the gradients. The quotient is then written to the
+            gradients.
     """
 
     kernel: FusedKernel | None
@@ -72,11 +75,11 @@ class Ending(NamedTuple):
 
 
 class Rule(Protocol):
-    """The part of a transform that an engine uses."""
+    """The attributes and methods of a transform that an engine uses."""
 
     @property
     def reach(self) -> str:
-        """How far `update` looks.
+        """The largest set of parameters that `update` processes together.
 
         With "tensor", the result for a tensor does not depend on the other tensors.
         """
@@ -100,7 +103,7 @@ Formula: TypeAlias = "Callable[[TensorList, State, Group], TensorList]"
 
 
 class Wrapped:
-    """A rule around another rule. It receives all tensors at once and has no kernel."""
+    """A rule around another rule. The outer rule receives all tensors at once. It has no kernel."""
 
     reach = "model"
     per_entry = False
@@ -113,23 +116,26 @@ class Wrapped:
 
 
 class Session(Protocol):
-    """The tensors of one bucket during one step. An engine may compute its lists later."""
+    """A session: the tensors of one bucket during one step.
+
+    An engine may compute the lists of a session later in the step.
+    """
 
     params: TensorList
     grads: TensorList
     skip: Skip
-    """The flag of the step. If a guard sets it, writes after the guard change nothing."""
+    """The flag of the step. If a guard sets the flag, later links change no tensors."""
 
     def adopt(self, u: TensorList) -> TensorList:
-        """Return the list, now of this session. A borrowed list may move to a workspace."""
+        """Attach a list to this session and return it. A borrowed list may move to a workspace."""
 
     def state(
         self, name: str, tensors: Sequence[Tensor], form: Stochastic | None = None
     ) -> TensorList:
         """Return state as a list that is written in place.
 
-        With a format, the state is stored in bfloat16. Then the list is in float32, and each call
-        for the same name returns the same list, until `settle`.
+        With a format, the state is stored in bfloat16, and the list is in float32. Until `settle`,
+        each call for the same name returns the same list.
         """
 
     def keep(self, form: Nearest) -> None:
@@ -139,12 +145,12 @@ class Session(Protocol):
         """Round and store the state of the link at this path."""
 
     def update(self, rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
-        """Return the rule's update of u, computed now or when it is first read."""
+        """Return the rule's update of u. The update is computed now, or when it is first read."""
 
     def view(self, formula: Formula, u: TensorList, state: State, group: Group) -> TensorList:
         """Return the result of an elementwise formula that writes nothing.
 
-        It is computed now, or when it is first read.
+        The result is computed now, or when it is first read.
         """
 
     def divide(
@@ -157,9 +163,10 @@ class Session(Protocol):
         """Return the list divided by the ratios of a norm rule.
 
         Args:
-            u: The list. It is returned itself if all ratios are known to be 1.
+            u: The list. If all ratios are known to be 1, this list itself is returned.
             ratio: A vector with one ratio per unit.
-            operand: Converts a vector such as `ratio` to an operand, in a dtype if one is given.
+            operand: A function that converts a vector such as `ratio` to an operand. Its second
+                argument is the dtype of the operand.
             number: Whether the ratio has one element, which divides all tensors.
         """
 
@@ -167,7 +174,7 @@ class Session(Protocol):
         """Return the gradients to write, after all pending lists that read them are computed."""
 
     def write_grads(self, u: TensorList, flowing: TensorList) -> TensorList:
-        """Copy a list into the memory of the gradients, unless it is stored there.
+        """Copy a list into the memory of the gradients, unless the list is already stored there.
 
         Returns:
             The update of the bucket from now on: `flowing`, or the new gradients if `flowing`
@@ -178,21 +185,21 @@ class Session(Protocol):
         """Return a session of the tensors at some indices."""
 
     def branch(self) -> Session:
-        """Return a session of the same tensors for a second update, without the workspace."""
+        """Return a session of the same tensors for a second update. It has no workspace."""
 
     def finish(self, u: TensorList, ending: Ending) -> bool:
-        """Do the tail of a chain in one pass over memory.
+        """Run the tail of a chain in one pass over memory.
 
         Returns:
-            Whether that was possible. If not, nothing was written: every link of the tail must
-            run, and `subtract` ends the step.
+            Whether one pass was possible. If not, nothing was written. Every link of the tail must
+            then run, and `subtract` ends the step.
         """
 
     def subtract(self, u: TensorList) -> None:
-        """Compute w ← w - u, at the latest at the end of the step."""
+        """Compute w ← w - u, now or later in the step."""
 
     def close(self) -> None:
-        """Finish the step. State changes even if the update that changes it was dropped."""
+        """Finish the step. Changes of state happen even if their update was dropped."""
 
 
 Records: TypeAlias = dict[str, Any]
@@ -200,11 +207,18 @@ Records: TypeAlias = dict[str, Any]
 Through: TypeAlias = "Callable[[Any], Records]"
 """A function that sends the gradients of a Step through the links."""
 Cover: TypeAlias = "Callable[[list[Tensor], list[Tensor]], AbstractContextManager[Any]]"
-"""Returns a context for one pass over memory. Its arguments are the tensors read and written."""
+"""A function that returns a context for one pass over memory.
+
+Its first argument is the list of tensors that the pass reads. Its second argument is the list of
+tensors that the pass writes.
+"""
 
 
 class Engine(Protocol):
-    """The part that does the arithmetic, now or later. Engines differ only by rounding."""
+    """An engine does the arithmetic of a step, now or later.
+
+    The results of two engines differ only by rounding.
+    """
 
     fuses: bool
     """Whether sessions run the tail of a chain in one pass: see `Session.finish`."""
@@ -219,11 +233,11 @@ class Engine(Protocol):
         """Return an equal engine with separate memory that compiles nothing, for `explain()`.
 
         Args:
-            watch: Called for each pass over memory, whichever operators the pass runs.
+            watch: A function that is called for each pass over memory.
         """
 
     def lasting(self) -> list[Tensor]:
-        """Return the tensors that the engine keeps between steps. State does not belong to it."""
+        """Return the tensors that the engine keeps between steps, other than optimizer state."""
 
     def open(
         self,
@@ -235,36 +249,44 @@ class Engine(Protocol):
         """Open a session for tensors that have this key and these places in every step."""
 
     def in_turn(self) -> Engine:
-        """Return the engine for gradients that share memory: every write happens at once."""
+        """Return an engine for gradients that share memory. This engine writes immediately."""
 
     def step(self, step: Any, through: Through) -> Records:
-        """Do a Step: call `through`, or replay an earlier step that is like it."""
+        """Run a Step: call `through`, or replay an earlier step that is like this step."""
 
     def forget(self, why: str) -> None:
-        """Do the next steps as a new engine would, since a resumed run has a new engine.
+        """Run the next steps as a new engine would, because a resumed run has a new engine.
 
         Args:
-            why: The name of the call that led here, for `says`.
+            why: The name of the call that made this necessary. `says` reports the name.
         """
 
     def phase(self) -> Callable[[], None]:
-        """Return a function for rollbacks: later steps then run like the steps after this call."""
+        """Return a function for rollbacks.
+
+        After a rollback has called the function, steps run like the steps after this call of
+        `phase`.
+        """
 
     def capture(self, devices: set[torch.device]) -> None:
         """Capture later steps on these devices. Raise ValueError if no step can be captured."""
 
     def says(self, besides: Sequence[str]) -> list[str]:
-        """Return lines for `explain()`: how steps are replayed, or why not and what to do.
+        """Return lines for `explain()` about replayed steps.
+
+        The lines describe how steps are replayed. If steps are not replayed, the lines give the
+        reason and what you can do.
 
         Args:
-            besides: Reasons against a replay that no link is responsible for.
+            besides: Reasons against a replay that do not come from a link.
         """
 
 
 def updated(rule: Rule, u: TensorList, state: State, group: Group) -> TensorList:
-    """Return the result of `update`, and write what it assigned to its state dict into the state.
+    """Return the result of `update`, and store the lists that it assigned to its state dict.
 
-    If the result is one of the state lists, it is borrowed, so that later links do not change it.
+    If the result is one of the state lists, return a borrowed list, so that later links do not
+    change the state.
     """
     before = dict(state)
     result = rule.update(u, state, group)

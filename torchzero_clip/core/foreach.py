@@ -1,4 +1,4 @@
-"""Operators on lists of tensors: torch's `_foreach_*` operators, and stand-ins for others."""
+"""Operators on lists of tensors: torch's `_foreach_*` operators, and functions for all others."""
 
 from __future__ import annotations
 
@@ -60,8 +60,9 @@ def arguments(name: str, tensors: Sequence[Tensor], operands: Sequence[Any]) -> 
 def operand(x: Any, tensors: Sequence[Tensor], as_it_is: bool = False) -> Any:
     """Convert a tensor operand to a list with a 0-dim tensor for each tensor of the list.
 
-    Most foreach operators would read a single 0-dim tensor on the host. Only mul and div accept it
-    `as_it_is`, if it is on the device of the list. All other operands are returned unchanged.
+    Most foreach operators would read a single 0-dim tensor on the host. Only mul and div accept
+    such a tensor `as_it_is`, if it is on the device of the list. All other operands are returned
+    unchanged.
     """
     if not isinstance(x, Tensor):
         return x
@@ -83,7 +84,7 @@ def operand(x: Any, tensors: Sequence[Tensor], as_it_is: bool = False) -> Any:
 
 
 def _of_one_dtype(operands: Sequence[Any], dtype: torch.dtype) -> list[Any]:
-    """Convert the operands of lerp to the dtype of the list, because torch accepts no other."""
+    """Convert the operands of lerp to the dtype of the list, because torch requires this dtype."""
     end, weight = operands
     if isinstance(weight, Tensor):
         weight = weight.to(dtype)
@@ -110,7 +111,7 @@ def _as_tensors(x: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 def vector_operand(x: Any, vector: Tensor) -> Any:
-    """Convert an operand of 0-dim tensors to an operand of the vector whose elements they are.
+    """Convert an operand for 0-dim tensors to an operand for the vector that contains them.
 
     Returns:
         The operand for a foreach operator, or None if the operand cannot be converted.
@@ -124,8 +125,8 @@ def foreach(name: str, tensors: list[Tensor], args: Sequence[Any], in_place: boo
     """Run a foreach operator of torch, with as few calls as possible.
 
     Args:
-        name: The name of the operator, without "_foreach_". Also "clamp", and "add_scaled" for add
-            with `alpha`.
+        name: The name of the operator, without "_foreach_". Two more names are allowed: "clamp",
+            and "add_scaled" for add with `alpha`.
         tensors: The tensors.
         args: The operands, from `arguments`.
         in_place: Whether the operator writes the tensors. Otherwise it returns new tensors.
@@ -196,7 +197,7 @@ def _in_packs(name: str, tensors: list[Tensor], args: Sequence[Any], in_place: b
 
 
 def _evened(x: Any, tensors: Sequence[Tensor]) -> Any:
-    """Convert an operand to the shapes of the tensors, and to full precision if they have it."""
+    """Convert an operand to the tensors' shapes, and to full precision if the tensors have it."""
     if not isinstance(x, list) or not isinstance(x[0], Tensor):
         return x
     if all([a.shape == t.shape for a, t in zip(x, tensors, strict=True)]):
@@ -229,7 +230,7 @@ def stand_in(name: str, tensors: list[Tensor], rows: Sequence[list[Any]]) -> lis
 
 
 def fill_(tensors: list[Tensor], masks: Sequence[Tensor], value: Any) -> None:
-    """Replace the elements of tensors whose mask is set by a value."""
+    """Write a value into the elements whose mask is set."""
     if isinstance(value, Tensor):
         value = value.reshape(())  # masked_fill_ accepts no other tensor
     if not shares(tensors):

@@ -1,4 +1,4 @@
-"""The formula in the docstring of a rule, for written files, tables and the command line."""
+"""Find the formula in the docstring of a rule, for generated files, tables and the command line."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from torchzero_clip.core.tensor_kinds import DEVICE, DTYPE, LAYOUT, addresses, a
 
 BYTES = operator.attrgetter("nbytes")
 Where: TypeAlias = "str | Callable[[Tensor], Tensor | None]"
-"""The attribute of parameters that contains their gradients, or a function that returns them."""
+"""The name of the parameters' attribute with the gradient, or a function that returns it."""
 Spans: TypeAlias = "tuple[list[int], list[int]]"
 """The addresses in memory at which tensors begin, and the addresses at which they end."""
 
@@ -64,8 +64,8 @@ class GradPlace:
     def drop(self, p: Tensor) -> None:
         """Drop the gradient of a parameter.
 
-        `.grad` becomes None. A gradient that is stored elsewhere keeps its memory, and is filled
-        with zeros.
+        `.grad` becomes None. If a gradient is stored elsewhere, its memory is kept and filled with
+        zeros.
         """
         p.grad = None
         self.zero([p])
@@ -94,7 +94,7 @@ class StepGradients:
     - Gradients in the memory of a parameter that the step changes.
 
     The gradients themselves do not change. If a link is about to write gradients, the copies
-    replace them.
+    replace the gradients.
     """
 
     def __init__(self, place: GradPlace = USUAL) -> None:
@@ -106,7 +106,8 @@ class StepGradients:
         """Return the gradients of lists of parameters, or copies of gradients.
 
         Args:
-            rows: Lists of parameters. If `moves`, they are all parameters that the step changes.
+            rows: Lists of parameters. With `moves`, the lists must contain all parameters that the
+                step changes.
             moves: Whether the step changes the parameters.
         """
         found = [aligned_grads(params, self._place) for params in rows]
@@ -143,10 +144,10 @@ class StepGradients:
 
 
 def odd(grads: Sequence[Tensor]) -> list[int]:
-    """Return the indices of tensors whose elements are not stored as they are read.
+    """Return the indices of tensors whose memory does not contain each element as it is read.
 
-    torch negates or conjugates such a tensor when it is read, or several of its elements are stored
-    at one address.
+    torch negates or conjugates such a tensor on reading, or several elements of the tensor are
+    stored at one address.
     """
     turned = any(map(Tensor.is_neg, grads)) or any(map(Tensor.is_conj, grads))
     if not turned and all(map(Tensor.is_contiguous, grads)):
@@ -201,7 +202,7 @@ def _spans(tensors: Sequence[Tensor]) -> Spans:
 def _overlaps_itself(t: Tensor) -> bool:
     """Return whether several elements of a tensor may be stored at one address.
 
-    They may be if a stride is shorter than the extent of the dims with smaller strides.
+    This is possible if a stride is shorter than the extent of the dims with smaller strides.
     """
     extent_so_far = 1
     pairs = zip(t.stride(), t.shape, strict=True)

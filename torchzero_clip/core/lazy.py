@@ -43,11 +43,11 @@ class Lazy(TensorList):
 
 
 class Joined(Lazy):
-    """One list of several borrowed lists, which is joined when it is first read.
+    """A list that joins several borrowed lists when it is first read.
 
     Args:
         lists: The lists.
-        join: Returns the tensors of the joined list from the tensors of all lists.
+        join: A function that returns the tensors of the joined list from the tensors of all lists.
     """
 
     __slots__ = ("join", "lists")

@@ -17,10 +17,12 @@ NO_HYPERPARAMETERS = ("step", "loss", "grads", "param")
 
 
 class Link:
-    """A transform with its place in a chain: the path in its state names, and its group keys.
+    """A link: a transform at its place in a chain.
+
+    The place determines the names of the link's state, and its keys in parameter groups.
 
     Args:
-        transform: A Transform, or another Description inside one, such as a criterion.
+        transform: A Transform, or another Description inside a transform, such as a criterion.
         path: The names from the chain to this link, such as "Masked/ClipNorm".
         children: The links of the descriptions inside the transform.
         narrow: Whether float32 state in the shape of the parameters is stored in bfloat16.
@@ -52,7 +54,7 @@ class Link:
             yield from child.walk()
 
     def values(self, settings: Mapping[str, Any]) -> Group:
-        """Return the live values in one group; values of links inside are under their names."""
+        """Return the live values in one group. The values of an inner link are under its name."""
         values = {name: settings[key] for name, key in self.keys.items()}
         for name, owner in self.read.items():
             values[name] = settings[owner.keys[name]]
@@ -66,7 +68,7 @@ class Link:
         return values
 
     def _make_floats(self, values: Group) -> None:
-        """Make integers floats where a float is annotated, since 1 means 1.0 there."""
+        """Convert an integer to a float if the annotation is float."""
         for name in [name for name, value in values.items() if type(value) is int]:
             kind = self.read.get(name, self).transform._kinds.get(name)
             if kind is not None and kind.python_type is float:
@@ -84,8 +86,8 @@ class Link:
     def state_names(self, param: Tensor) -> dict[str, bool]:
         """Return the names that `init` makes, and whether each tensor has the parameter's shape.
 
-        For a parameter without dims, a scalar also has the parameter's shape. So `init` is asked
-        for an example with four dims first.
+        For a parameter without dims, a scalar also has the parameter's shape. So this method first
+        calls `init` with an example parameter of four dims.
         """
         kind = param.shape, param.dtype
         if kind not in self._state_names:
@@ -124,7 +126,7 @@ class Link:
         return self.acts.per_group() if self.transforms else {}
 
     def _full(self, made: Mapping[str, Any], param: Tensor) -> dict[str, Tensor]:
-        """Return state under its full keys, in the dtypes in which it is stored."""
+        """Return state under its full keys, in the dtypes for storage."""
         full = {
             f"{self.path}/{name}": _widened(statistic(value, param), param)
             for name, value in made.items()
@@ -139,15 +141,15 @@ class Link:
 
 
 def _widened(value: Tensor, param: Tensor) -> Tensor:
-    """Return state in float32 that `init` made in the half precision of its parameter.
+    """Convert state to float32 if `init` made it in the half precision of its parameter.
 
-    `torch.zeros_like(param)` makes such state, in which an average stalls.
+    For example, `torch.zeros_like(param)` makes such state. Averages stall in half precision.
     """
     return value.to(state_dtype(param)) if value.dtype == param.dtype else value
 
 
 def scalars_of_model(tfm: Any) -> dict[str, float]:
-    """Return the initial model-wide scalars of a transform: from `init_model`, and its steps."""
+    """Return the initial model-wide scalars of a transform, with its count of steps if used."""
     steps = {"step": 0.0} if "step" in tfm.reads else {}
     return {**steps, **tfm.init_model()}
 

@@ -1,4 +1,7 @@
-"""Find rules that read a live hyperparameter from `self`, past groups and schedules."""
+"""Find rules that read a live hyperparameter from `self`.
+
+Such a rule would ignore the values that parameter groups and schedules set.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ GIVEN_GROUP = (
 def refuse_live_reads(cls: type, live: Collection[str]) -> None:
     """Raise TypeError if a method that receives `group` reads a live field from `self`.
 
-    Only the code of these methods is examined; nothing runs. Inherited methods are examined too,
-    because a subclass may declare one of their fields as live.
+    This function examines the code of these methods, but does not run it. It also examines
+    inherited methods, because a subclass may declare an inherited field as live.
     """
     for method in GIVEN_GROUP:
         attribute = inspect.getattr_static(cls, method, None)
@@ -59,6 +62,9 @@ def attributes_of(code: CodeType, variable: str, wanted: Set[str]) -> Iterator[s
 
 
 def _loads(step: dis.Instruction, variable: str) -> bool:
-    """Return whether an instruction loads the variable last. Since Python 3.13 it may load two."""
+    """Return whether an instruction loads the variable last.
+
+    Since Python 3.13, one instruction may load two variables.
+    """
     name = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
     return name == variable and ("LOAD_FAST" in step.opname or step.opname == "LOAD_DEREF")

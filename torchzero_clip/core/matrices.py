@@ -1,4 +1,7 @@
-"""Matrices: the matrices of a bucket, with state that the owner of each parameter stores."""
+"""Matrices: the matrices of a bucket, with state that the owner of each parameter stores.
+
+The owner of a sharded parameter is the rank that processes the whole parameter.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from torchzero_clip.core.tensor_kinds import is_sharded
 
 
 class StateForm(NamedTuple):
-    """The key of a tensor of state, and its shape, dtype and device."""
+    """The key, shape, dtype and device of a state tensor."""
 
     key: str
     shape: torch.Size
@@ -50,12 +53,12 @@ class Matrices:
         count: The number of this step, for a link that refreshes state.
 
     Attributes:
-        where: The indices of the parameters that are one matrix or several.
+        where: The indices of the parameters that consist of one or more matrices.
         mine: For each of these parameters that this rank owns, the state of its matrices.
         owners: The rank that owns each of these parameters, or None if every rank has it.
         rows: For each parameter, the numbers of rows of its matrices.
-        taken: Flags on the device: whether matrices have taken their new state, which must be
-            finite.
+        taken: Flags on the device: whether matrices have accepted their new state. A matrix accepts
+            only finite state.
         stacked: Whether the rule accepts matrices of one shape as a stack.
     """
 
@@ -83,14 +86,15 @@ class Matrices:
         function: Callable[[Stack, list[Tensor]], Tensor],
         some: Sequence[int] | None = None,
     ) -> list[Tensor]:
-        """Call a function for every matrix on its owner, and return results like the parameters.
+        """Call a function for every matrix, on the rank that owns its parameter.
 
-        Tensors without matrices are returned from the first list as they are.
+        Return the results as tensors in the shapes of the parameters. If a tensor has no matrices,
+        return the tensor of the first list unchanged.
 
         Args:
             lists: Lists of tensors like the parameters.
-            function: Called with a stack, and with its matrices from each list, which the function
-                may change in place.
+            function: A function of a stack and a list of tensors. The list contains the matrices of
+                the stack from each of `lists`. The function may change these matrices in place.
             some: The indices of the parameters to process, or None for all.
         """
         where = self.where if some is None else list(some)
@@ -134,10 +138,10 @@ class Matrices:
         return Stack(places, state, self.begins(places[0][0]), self.stacked)
 
     def keep(self, batch: Stack, new: Mapping[str, Tensor]) -> Tensor | None:
-        """Take new values of the state of a stack, for the matrices whose values are all finite.
+        """Store new state of a stack, for the matrices whose new values are all finite.
 
-        Returns whether they were taken: a flag on the device, or a flag for each matrix if the rule
-        accepts stacks.
+        Return a flag on the device: whether the values were stored. If the rule accepts stacks,
+        return a flag for each matrix.
         """
         if not new:
             return None
@@ -160,7 +164,7 @@ class Matrices:
             self.bucket.param_states[i][f"{self.bucket.bound.path}/{BEGUN}"] = 1
 
     def due(self, i: int) -> bool:
-        """Return whether a parameter refreshes in this step."""
+        """Return whether the state of a parameter is refreshed in this step."""
         turn = self.bucket.cohort.places[i] if getattr(self.rule, "stagger", False) else 0
         return self.begins(i) or self.rule.is_due(self.count - 1 + turn)
 
@@ -171,7 +175,7 @@ class Matrices:
         return owner is None or owner == torch.distributed.get_rank()
 
     def _owners(self) -> list[int | None]:
-        """Return the owner of each parameter: the rank that has its state, or a new one."""
+        """Return the owner of each parameter: the rank that has its state, or a new owner."""
         layouts = [self.layouts[i] for i in self.where]
         if not any(layouts):
             return [None] * len(layouts)
@@ -182,7 +186,7 @@ class Matrices:
         return owners_of(layouts, [self._cost(i) for i in self.where], known)
 
     def _cost(self, i: int) -> float:
-        """Return what a parameter costs its owner: operations, and elements of state."""
+        """Return the cost of a parameter for its owner, from operations and elements of state."""
         rows = self.rows[i]
         columns = _columns(self.bucket.originals[i], rows)
         products = 2.0 * sum([r * columns * (r + columns) for r in rows])
@@ -190,13 +194,13 @@ class Matrices:
         return (self.rule.operations(self.bucket.originals[i]) or products) + elements
 
     def _state_forms(self, i: int) -> list[StateForm]:
-        """Return the forms of all state of a parameter."""
+        """Return the form of each state tensor of a parameter."""
         return [form for forms in self.forms[i] for form in forms.values()]
 
     # ------------------------------------------------------------------ state
 
     def _settle(self) -> None:
-        """Make the state that is missing, and bring loaded state to its owner."""
+        """Make missing state, and send loaded state to its owner."""
         loaded: list[tuple[dict[str, Any], str]] = []  # state in even parts on all ranks
         layouts: list[Layout] = []
         owners: list[int | None] = []
@@ -226,7 +230,7 @@ class Matrices:
             state[key] = t
 
     def _initial(self, i: int) -> dict[str, Any]:
-        """Return the initial state of a parameter. It is None on ranks that do not own it."""
+        """Return the initial state of a parameter, with None on ranks that are not its owner."""
         if self.rule.refreshes:
             self.bucket.param_states[i].setdefault(f"{self.bucket.bound.path}/{BEGUN}", 0)
         forms = self._state_forms(i)
@@ -240,7 +244,7 @@ class Matrices:
         return {form.key: t.to(form.device, form.dtype) for form, t in both}
 
     def _kind(self, i: int, b: int) -> Any:
-        """Return what matrices of one batch have in common."""
+        """Return a key for a matrix. Only matrices with the same key share a batch."""
         param = self.bucket.originals[i]
         rows = self.rows[i]
         shape = param.shape if self.layouts[i] else None  # an exchange has parameters of one shape
@@ -254,7 +258,10 @@ class Matrices:
         return self.mine[place[0]][place[1]]
 
     def _share(self) -> None:
-        """Move state that has memory of its own into shared memory, so that no step copies it."""
+        """Move state tensors with separate memory into shared memory.
+
+        Steps then process several matrices together without copying their state.
+        """
         alone = [place for place in self._places(self.mine) if stands_alone(self._state(place))]
         kinds = [self._kind(*place) for place in alone]
         elements = [sum(map(Tensor.numel, self._state(place).values())) for place in alone]
@@ -291,7 +298,7 @@ def matrix_key(path: str, name: str, b: int) -> str:
 
 
 def _columns(param: Tensor, rows: Sequence[int]) -> int:
-    """Return the number of columns of the matrices of a parameter."""
+    """Return the number of columns that each matrix of a parameter has."""
     return param.numel() // sum(rows)
 
 

@@ -16,7 +16,7 @@ from torchzero_clip.core.tensorlist import TensorList
 
 
 class OfMatrices(Wrapped):
-    """A rule that observes matrices, refreshes their state if that is due, and updates them."""
+    """A rule that observes matrices, refreshes their state if necessary, and updates them."""
 
     def __init__(self, matrices: Matrices) -> None:
         self.matrices = matrices
@@ -45,7 +45,7 @@ class OfMatrices(Wrapped):
 
 
 def step_matrices(rule: Any, buckets: list[Bucket]) -> list[Bucket]:
-    """Do a step of a rule with state of matrices."""
+    """Run a step of a rule that has state of matrices."""
     taken: list[Tensor] = []
     count = _count(rule, buckets)
     for bucket in buckets:
@@ -69,7 +69,7 @@ def prepare_matrices(rule: Any, buckets: list[Bucket]) -> None:
 
 
 def record_unknown(buckets: Sequence[Bucket]) -> None:
-    """Record NaN for a step that has not reached these matrices."""
+    """Record NaN in `metrics()`, because the step has not reached these matrices."""
     if any([rows for bucket in buckets for rows in Matrices(bucket).rows]):
         unknown = torch.full((), torch.nan, device=buckets[0].device)
         buckets[0].step.record[buckets[0].bound.path] = {"kept": unknown}

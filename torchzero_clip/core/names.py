@@ -1,4 +1,4 @@
-"""Names: choices by the name of a parameter or by a pattern, and hints for misspelled names."""
+"""Names: find the entry for a parameter by name or pattern, and give hints for unknown names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def by_name(choices: Mapping[str, Any], name: str) -> str | None:
-    """Return the key for a parameter: its name, or the first pattern that matches in the name."""
+    """Return the key for a parameter: its name, or the first pattern that occurs in the name."""
     return name if name in choices else _first(tuple(choices), name)
 
 

@@ -30,7 +30,8 @@ class NormRule(Transform):
     loop over tensors.
 
     Declare `ord`, `dim`, `inverse_dims` or `min_size` as fields to turn them into arguments of the
-    rule. State from `init`, with tensors like the parameters, is only available in a custom `step`.
+    rule. State from `init` has tensors in the shapes of the parameters. Only a custom `step` can
+    use such state.
     """
 
     ord = cast(Ord, 2)
@@ -40,18 +41,18 @@ class NormRule(Transform):
     open_fields: ClassVar[tuple[str, ...]] = ("ord", "dim", "inverse_dims", "min_size")
 
     sets_norm: ClassVar[bool] = False
-    """Whether the rule scales by limit / norm, up as well as down."""
+    """Whether the rule scales every unit by limit / norm, so that small norms are scaled up too."""
 
     clips: ClassVar[bool] = True
     """Whether the rule follows `clip=False` and `norm_group` of parameter groups.
 
-    Set it to False in a rule whose norms are part of an update direction, such as Lamb.
+    Set this attribute to False in a rule whose norms are part of an update direction, such as Lamb.
     """
 
     has_metrics: ClassVar[bool] = True
     """Whether each step stores norms and limits for `metrics()`.
 
-    Set it to False in a class with a custom `step` that calls neither `decide` nor `scale`.
+    Set this attribute to False if a custom `step` calls neither `decide` nor `scale`.
     """
 
     limit_is: ClassVar[str | None] = None
@@ -71,8 +72,7 @@ class NormRule(Transform):
 
         Args:
             norm: The norm of each unit.
-            state: The state of the units, as vectors by name. It contains only values from earlier
-                steps.
+            state: The state of the units after the previous step, as vectors by name.
             group: The hyperparameters of the group.
         """
         raise NotImplementedError(f"{type(self).__name__} has no limit")
@@ -118,7 +118,7 @@ class NormRule(Transform):
     def of_shapes(
         self, norm: Tensor, group: Group, number: Callable[..., float], *args: Any
     ) -> Tensor:
-        """Return number(shape, *args) for each unit, with the shape of its tensor, as a vector.
+        """Return a vector with number(shape, *args) for each unit. `shape` is its tensor's shape.
 
         Call it inside `limit`.
         """
@@ -214,7 +214,8 @@ class NormRule(Transform):
             units: The units.
             norm: The norm of each unit.
             limits: For each group, the limit of each unit.
-            updates: A list for each of `units.buckets`, which is scaled instead of the update.
+            updates: One list per bucket of `units.buckets`. These lists are scaled instead of the
+                updates.
         """
         divisors = [divisor(self, norm, limit, units) for limit in limits]
         units.record(Decision(norm, limits, divisors, {}))

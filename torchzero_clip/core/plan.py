@@ -1,4 +1,4 @@
-"""Plan: the tails of a chain, which depend only on the chain."""
+"""A plan: the tails of a chain. They depend only on the chain, not on the parameters."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from torchzero_clip.core.link import Link
 
 @dataclass(frozen=True)
 class Tail:
-    """The last links of a chain, if an engine can run all of them in one pass over memory.
+    """A tail: the last links of a chain, if an engine can run all of them in one pass over memory.
 
     Args:
-        rule: The link whose update one of torch's fused optimizers computes and subtracts. None if
-            the tail only scales the update and subtracts it.
+        rule: The link for which one of torch's fused optimizers computes the update and subtracts
+            it. None if the tail only scales the update and subtracts it.
         scalings: The links after the rule. Each of them is u ← a · u + b · w.
-        factor: The norm rule directly before the other links. The same pass divides by its ratio.
+        factor: The norm rule directly before the other links. The same pass divides by the ratio of
+            this rule.
     """
 
     rule: Link | None
@@ -31,12 +32,12 @@ class Tail:
 
 @dataclass(frozen=True)
 class ChainPlan:
-    """The tails of a chain. An engine that fuses runs them after all other links.
+    """The tails of a chain. An engine with `fuses` runs a tail after all other links.
 
     Args:
-        tails: The tails by their first links. Each scaling at the end of the chain begins a tail
-            too: a bucket uses the tail of the first such link that it reaches.
-        factors: The norm rules whose division is done by a tail.
+        tails: The tails by their first links. Each scaling at the end of the chain also begins a
+            tail. A bucket uses the tail of the first such link that the bucket reaches.
+        factors: The norm rules for which a tail does the division.
     """
 
     tails: Mapping[Link, Tail] = field(default_factory=dict)

@@ -1,4 +1,8 @@
-"""Planning: find the tails of a chain when an optimizer is built."""
+"""Planning: find the tails of a chain when an optimizer is built.
+
+A tail is the last links of a chain, if an engine can run all of them in one pass over memory. A
+scaling is a link that computes u ← a · u + b · w.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +71,7 @@ def _add_tails(
 
 
 def _of_update(factor: Link | None) -> Link | None:
-    """Return the norm rule if it divides the update, and None if it divides the gradients."""
+    """Return the norm rule if the rule divides the update, or None if it divides gradients."""
     if factor is None or factor.transform.target != "update":
         return None
     return factor

@@ -24,16 +24,16 @@ MODEL = -1  # stands for the index of a group in the keys of model-wide scalars
 class Numbers:
     """The per-group and model-wide scalars of a link: 0-dim tensors in float64 on the device.
 
-    They are stored in the chain dicts of the parameter groups; each dict has the model-wide scalars
-    as well. Put new values into `model` or `groups`, and call `store`, which keeps them for the
-    next step unless a guard skips this one.
+    The scalars are stored in the chain dicts of the parameter groups. Each dict also contains the
+    model-wide scalars. To change scalars, put new values into `model` or `groups`, and call
+    `store`. The new values are kept for the next step, unless a guard skips this step.
 
     Args:
         buckets: The buckets that the link receives.
 
     Attributes:
         model: The model-wide scalars, by name.
-        groups: The per-group scalars by name, for the index of each group that has a gradient.
+        groups: For the index of each group that has a gradient, the per-group scalars by name.
     """
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
@@ -52,7 +52,7 @@ class Numbers:
         return {name: x.to(bucket.device) for name, x in both.items()}
 
     def set(self, index: int | None, values: Mapping[str, Any]) -> None:
-        """Set new scalars of the group with an index, or model-wide scalars if it is None."""
+        """Set new scalars of the group at `index`, or model-wide scalars if `index` is None."""
         numbers = self.model if index is None else self.groups[index]
         self._link.check_names("numbers that come back", values, numbers)
         numbers.update(values)
@@ -84,7 +84,7 @@ class Numbers:
             self._step.record[self._link.path] = {name: self.model[name] for name in shown}
 
     def advance(self) -> None:
-        """Compute and store the scalars of this step by the methods of the transform."""
+        """Compute the scalars of this step with the methods of the transform, and store them."""
         tfm = self._link.transform
         for_model = type(tfm).advance_model is not Transform.advance_model
         for_groups = type(tfm).advance_group is not Transform.advance_group
@@ -110,7 +110,7 @@ class Numbers:
         return {name: _on(device, value) for name, value in values.items()}
 
     def _loaded(self, groups: Sequence[int], initial: Mapping[str, float], index: int) -> Any:
-        """Return copies of the scalars that all of these groups store. Missing scalars are made.
+        """Return copies of the scalars that all of these groups store. Make missing scalars.
 
         `index` is the index of the group, or MODEL.
         """
@@ -138,7 +138,7 @@ class Numbers:
 
 
 def numbered(buckets: Sequence[Bucket], advance: bool) -> None:
-    """Give the buckets the scalars of their link, after this step if it is to `advance`."""
+    """Give the buckets the scalars of their link. With `advance`, update the scalars first."""
     tfm = buckets[0].bound.transform
     step = buckets[0].step
     numbers = Numbers(buckets)

@@ -1,4 +1,7 @@
-"""Skip: a flag on the device that tells whether a guard skips the step."""
+"""Skip: a flag on the device that tells whether a guard skips the step.
+
+A guard is a link that can skip a step, for example because a gradient is NaN.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class Skip:
     """The flag of a step that a guard may skip.
 
     A `Skip` is true as soon as a guard has added a flag. A skipped step must not change state,
-    gradients or parameters. Code that writes them has three ways to ensure this:
+    gradients or parameters. Code that writes such tensors has three ways to ensure this:
 
     - `on`: Use the flag on the device.
     - `hold`: Save the old values, so that `put_back` restores them if the flag is set.
@@ -36,7 +39,7 @@ class Skip:
         return self.flag is not None
 
     def add(self, flag: Tensor) -> None:
-        """Skip the rest of the step if this flag is set, in addition to earlier flags."""
+        """Add a flag. If this flag or an earlier flag is set, the rest of the step is skipped."""
         self.flag = flag if self.flag is None else self.flag | flag.to(self.flag.device)
         self.why = None
         self._on.clear()
@@ -52,7 +55,7 @@ class Skip:
         """Read the flag on the host, at most once per step, and end the step if it is set.
 
         Args:
-            why: The reason, which is stored for reports.
+            why: The reason for the synchronization. It is stored for reports.
         """
         if self.flag is not None and self.why is None:
             self.why = why
@@ -62,8 +65,8 @@ class Skip:
     def hold(self, tensors: Sequence[Tensor]) -> None:
         """Save the values of tensors that are about to be written, for `put_back`.
 
-        Nothing is saved if the step is known to happen, because no flag exists or the host has read
-        that it is not set.
+        Nothing is saved if the step is certain to run. This is the case if no flag exists, or if
+        the host has read that the flag is not set.
         """
         if self and self.why is None:
             memory = shared_memory(tensors)

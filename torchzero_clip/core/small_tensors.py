@@ -21,7 +21,7 @@ from torchzero_clip.core.tensor_kinds import all_plain
 HOSTS = ("cpu",)
 """Types of devices on which a call is cheap and new memory is expensive."""
 LARGE = 2**20
-"""The number of elements from which on a tensor is not packed."""
+"""Tensors with this number of elements, or with more elements, are not packed."""
 ROOM = 2**22
 """The largest number of elements of a pack."""
 FEWEST_TENSORS = 3
@@ -63,8 +63,9 @@ def in_packs(
     Args:
         tensors: The tensors.
         kinds: The kind of each tensor: see `packs`.
-        one: Computes the new tensor for a tensor that is alone in its pack, from its index.
-        several: Computes the new tensors for a pack, from the indices of its tensors.
+        one: A function of the index of a tensor. It computes the new tensor if the tensor is alone
+            in its pack.
+        several: A function of the indices of a pack's tensors. It computes the new tensors.
     """
 
     def compute(pack: list[int]) -> Iterable[Tensor]:
@@ -85,13 +86,13 @@ def copies(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[
 
 
 def spread(numbers: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Expand a scalar for each tensor to the shape and dtype of the tensor."""
+    """Expand one scalar per tensor to the shape and dtype of this tensor."""
     pack = torch.cat([x.expand(t.numel()) for x, t in zip(numbers, tensors, strict=True)])
     return unpacked(pack.to(tensors[0].dtype), tensors)
 
 
 def stretched(rows: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Expand a row or scalar for each tensor to the shape and dtype of the tensor.
+    """Expand one row or scalar per tensor to the shape and dtype of this tensor.
 
     All tensors must have the same shape.
     """
@@ -116,11 +117,11 @@ def in_stacks(
 
     Args:
         tensors: The tensors.
-        function: Computes the new tensors for a stack of tensors, which has at least two dims. Its
-            result has one element per tensor in its first dim.
-        alone: Computes the new tensor for one tensor.
-        kinds: A further argument of both functions for each tensor. Tensors of one stack share it,
-            and they share their shape and dtype.
+        function: A function that computes the new tensors for a stack of tensors. The stack has at
+            least two dims. The first dim of the result has one element per tensor.
+        alone: A function that computes the new tensor for one tensor.
+        kinds: For each tensor, a further argument of both functions. The tensors of one stack have
+            the same kind, shape and dtype.
     """
     arguments = [()] * len(tensors) if kinds is None else [(kind,) for kind in kinds]
     if not shares(tensors):

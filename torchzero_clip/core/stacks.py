@@ -1,4 +1,4 @@
-"""Batches: things of one kind are processed in one call, such as matrices of one shape."""
+"""Batches: items of one kind, such as matrices of one shape, are processed in one call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 MatrixState: TypeAlias = "dict[str, Tensor]"
 """The state of one matrix, or of a stack of matrices, by name."""
 MatrixPlace: TypeAlias = "tuple[int, int]"
-"""The index of a parameter in its bucket, and the index of a matrix among its matrices."""
+"""The index of a parameter in its bucket, and the index of a matrix in this parameter."""
 
 MOST = 2**26  # elements of matrices and their state in one stack; a step copies them a few times
 MOST_ON_CPU = 2**19  # the same on CPU, where a few copies should fit into the cache
@@ -25,7 +25,7 @@ PARTS = 128  # parts in which the elements of large tensors are processed
 
 
 def portion(tensors: Sequence[Tensor], least: int) -> int:
-    """Return how many elements to process at once: `least`, and more if there are very many."""
+    """Return the number of elements to process at once: `least`, or more for large tensors."""
     return max(least, sum(map(Tensor.numel, tensors)) // PARTS)
 
 
@@ -41,7 +41,8 @@ def batches(
         kinds: The kind of each item. Items of one batch have the same kind.
         sizes: The size of each item.
         most: The largest size of a batch. A single item may be larger.
-        joins: Whether an item may follow another item in a batch, by their indices.
+        joins: A function of the indices of two items. It returns whether one item may follow the
+            other item in a batch.
     """
     all_batches: list[list[int]] = []
     open_batches: dict[Any, tuple[list[int], int]] = {}  # by kind, with their sizes
@@ -57,7 +58,7 @@ def batches(
 
 
 def in_order(batches: Iterable[list[int]], make: Callable[[list[int]], Iterable[T]]) -> list[T]:
-    """Call `make` for each batch, and return its results for all items in their order."""
+    """Call `make` for each batch, and return the results in the order of the items."""
     results = {i: x for batch in batches for i, x in zip(batch, make(batch), strict=True)}
     return [results[i] for i in range(len(results))]
 
@@ -69,7 +70,7 @@ class Stack(NamedTuple):
         places: The place of each matrix.
         state: The state of the matrices, by name. If `stacked`, its tensors have a first dim, with
             an element for each matrix.
-        begins: Whether this is the first step of their parameters.
+        begins: Whether this is the first step of the matrices' parameters.
         stacked: Whether the rule accepts stacks. Otherwise there is one matrix.
     """
 
@@ -95,10 +96,10 @@ class Stack(NamedTuple):
             begin = end
 
     def cut(self, tensors: dict[int, Tensor], rows: Sequence[list[int]]) -> Tensor:
-        """Return these matrices of tensors like the parameters, as the rule receives them.
+        """Return the matrices of this stack from other tensors, in the form for the rule.
 
         Args:
-            tensors: For each index of a parameter, a tensor like it.
+            tensors: For the index of each parameter, a tensor with the shape of the parameter.
             rows: For each parameter, the numbers of rows of its matrices.
         """
         parts = []
@@ -155,9 +156,9 @@ def _form(t: Tensor) -> tuple[object, ...]:
 
 
 def follows(state: MatrixState, before: MatrixState) -> bool:
-    """Return whether the state of a matrix follows the state of another matrix in one memory.
+    """Return whether the state of a matrix directly follows another matrix's state in memory.
 
-    Empty state always does.
+    For empty state, the result is True.
     """
     return all([_is_next(t, before[name]) for name, t in state.items()])
 
@@ -186,7 +187,7 @@ def _stacked(first: Tensor, count: int) -> Tensor:
 def finite(tensors: Sequence[Tensor], stacked: bool) -> Tensor:
     """Return a flag: whether all elements of a matrix's tensors are finite.
 
-    If they are stacked, return a flag for each matrix.
+    If the tensors are stacked, return a flag for each matrix.
     """
     inexact = [t for t in tensors if t.is_floating_point() or t.is_complex()]
     flags = [_finite(t, stacked) for t in inexact or tensors]

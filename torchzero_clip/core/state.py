@@ -1,4 +1,4 @@
-"""State: its dtypes, and the tensors that it is made of."""
+"""The dtypes of state, and functions that create tensors of state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def state_dtype(param: Tensor) -> torch.dtype:
-    """Return float32 for half precision, in which averages stall; else the parameter's dtype."""
+    """Return the dtype of a parameter's state.
+
+    It is float32 for half precision, because averages stall in half precision. Otherwise it is the
+    dtype of the parameter.
+    """
     return torch.float32 if param.dtype in HALF else param.dtype
 
 
@@ -25,7 +29,7 @@ def zeros_like_state(param: Tensor, shape: Sequence[int] | None = None) -> Tenso
     """Return zeros in the dtype of a parameter's state: float32 for half precision.
 
     Args:
-        param: The parameter. Other dtypes than half precision stay as they are.
+        param: The parameter. If it is not in half precision, the zeros have its dtype.
         shape: The shape of the zeros, if it is not the shape of the parameter.
     """
     if shape is None:
@@ -44,7 +48,7 @@ def counter(param: Tensor) -> Tensor:
 
 
 def statistic_dtype(param: Tensor) -> torch.dtype:
-    """Return the dtype of scalars in state: float64 for a float64 parameter, and else float32."""
+    """Return the dtype of scalars in state: float64 for float64 parameters, otherwise float32."""
     return torch.float64 if param.dtype in DOUBLE else torch.float32
 
 
@@ -56,7 +60,7 @@ def statistic(value: Any, param: Tensor, dtype: torch.dtype | None = None) -> Te
 
 
 def share_vectors(states: Sequence[dict[str, Any]], keys: Iterable[str]) -> None:
-    """Make the 0-dim tensors under each key elements of one vector."""
+    """Replace the 0-dim tensors under each key by the elements of one vector."""
     for key in keys:
         having = [state for state in states if isinstance(state.get(key), Tensor)]
         tensors = [state[key] for state in having]

@@ -1,6 +1,7 @@
 """Step: the data that all buckets of one step share, and how a step begins and ends.
 
-`Notes` are the reports of a step to an engine that may replay it.
+`Notes` are the reports of a step to an engine that may replay the step. A replayed step runs the
+recorded operations of an earlier step again, without the Python code of the links.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ Loss: TypeAlias = "Tensor | float | None"
 class Notes:
     """Reports from the links of a step to an engine that may replay the step.
 
-    This class is for steps that nobody replays. An engine that replays steps has a subclass.
+    This class is for steps that are never replayed. An engine that replays steps has a subclass.
     """
 
     def made(self, why: str) -> None:
-        """Report that something is created or restarted in this step, but not in the next ones."""
+        """Report that something is created or restarted in this step, but not in later steps."""
 
     def host(self, why: str) -> None:
         """Report that the host decides something in each step, so that no step can be replayed."""
@@ -42,7 +43,11 @@ class Notes:
         return function(*args)
 
     def number(self, device: torch.device, function: Callable[..., float], *args: Any) -> Any:
-        """Return function(*args). For a replay it is a tensor that receives each new result."""
+        """Return function(*args).
+
+        If the step is recorded, return a tensor instead. In each replayed step, the tensor receives
+        the new result.
+        """
         return function(*args)
 
     def count(self, groups: Sequence[Mapping[str, Any]], key: str, by: int) -> int:
@@ -59,7 +64,7 @@ def counted(groups: Sequence[Mapping[str, Any]], key: str, by: int) -> int:
 
 
 UNHEARD = Notes()
-"""The notes of steps that nobody replays."""
+"""The notes of steps that are never replayed."""
 
 
 def one_number(loss: Any) -> Loss:
@@ -73,7 +78,7 @@ def one_number(loss: Any) -> Loss:
 
 
 def evaluate(closure: Callable[[], Any]) -> Any:
-    """Return the loss of a closure, which runs with gradients enabled."""
+    """Run a closure with gradients enabled, and return its loss."""
     if not callable(closure):
         raise TypeError(f"step takes a closure, a function that gives the loss, got {closure!r}")
     with torch.enable_grad():
@@ -83,29 +88,30 @@ def evaluate(closure: Callable[[], Any]) -> Any:
 class Step:
     """One step of an optimizer: the data that all its buckets share.
 
-    A step is a context manager. On exit it closes the sessions of its buckets. If a guard skips the
-    step and the host reads this, the `with` block ends early.
+    A step is a context manager. On exit, the step closes the sessions of its buckets. If a guard
+    skips the step and the host reads the flag of the guard, the `with` block ends early.
 
     Args:
         groups: The parameter groups.
         states: The state of each parameter, such as `optimizer.state`.
         record: A dict for the measurements of the links, by path. `metrics()` reads it.
         engine: The engine that opens sessions.
-        process_group: A process group whose ranks have other parts of the model.
-        roster: The cohorts of the groups, which are kept from step to step.
+        process_group: A process group if each of its ranks has another part of the model.
+        roster: The roster, which keeps the cohorts of the groups from step to step.
         loss: The loss that was reported for this step.
-        live: The keys of the live hyperparameters, and the values of each group in this order.
+        live: The keys of the live hyperparameters, and for each group the values in the order of
+            the keys.
         rounding: How the updates of parameters in half precision are rounded. Empty for the
             rounding of torch.
         place: The place of the gradients.
-        kind: Settings of the optimizer. A recorded step is only replayed if they are equal, and a
-            step whose kind is None is not replayed.
+        kind: Settings of the optimizer. A recorded step is only replayed if its settings are equal
+            to these settings. If `kind` is None, the step is not replayed.
 
     Attributes:
         notes: The reports of this step to an engine that may replay it.
-        drawn: The names of the counts that have counted this step: see `draw`.
-        released: Whether the step is for one parameter whose gradient is released. Scalars that the
-            parameters share are then only changed for the next step.
+        drawn: The names of the counts that already include this step: see `draw`.
+        released: Whether the step is for one parameter whose gradient is released. Changes of
+            scalars that all parameters share then apply only to the next step.
         is_trial: Whether only this rank runs the step, without the other ranks, to inspect it.
         only_names: Whether links store NaN for `metrics()`, because they measure nothing.
     """
@@ -146,7 +152,7 @@ class Step:
         self.kind = kind
 
     def again(self, groups: Groups, loss: Loss, notes: Notes = UNHEARD) -> Step:
-        """Return a step like this one, which has not begun yet, with an empty record.
+        """Return a new step with the same settings as this step, and with an empty record.
 
         An engine that records steps passes groups and a loss with tensors in place of numbers.
         """
@@ -158,7 +164,7 @@ class Step:
         return twin
 
     def unmeasured(self) -> Step:
-        """Return a step like this one, in which links create their state but measure nothing."""
+        """Return a new step like this step. Its links create state but measure nothing."""
         twin = self.again(self.groups, self.loss, self.notes)
         twin.only_names = True
         return twin
@@ -183,7 +189,8 @@ class Step:
         Args:
             gradient: A function that returns the gradient of a parameter. By default, gradients are
                 read from `place`.
-            moves: Whether the step changes the parameters, which may share memory with gradients.
+            moves: Whether the step changes the parameters. Gradients that share memory with a
+                parameter are then copied.
         """
         if self.sessions:
             self.close()  # stores what earlier buckets keep in other memory
@@ -218,7 +225,7 @@ class Step:
         return self._mean_loss.to(device)
 
     def opened(self, session: Session) -> Session:
-        """Have the step close a session at its end, and return the session."""
+        """Return a session, after registering it. The step closes the session at the end."""
         session.skip = self.skip
         self.sessions.append(session)
         return session

@@ -17,13 +17,13 @@ LAYOUT = operator.attrgetter("layout")
 REAL = frozenset((Tensor, torch.nn.Parameter))
 """The classes of tensors that have values."""
 PLAIN = REAL | {FakeTensor}
-"""The classes of tensors that are no shards, and have memory of their own."""
+"""The classes of tensors that are not shards and that have separate memory."""
 SMALL = 2**12  # elements of a tensor that is not worth a call of its own
 FEW = 4  # tensors for which a scalar is not worth a tensor
 
 
 def wide(device: torch.device) -> torch.dtype:
-    """Return the dtype of sums on a device: float64, or float32 if it has no float64."""
+    """Return the dtype of sums on a device: float64, or float32 if the device has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -58,10 +58,10 @@ def all_here(tensors: Sequence[Tensor]) -> bool:
 
 
 def addresses(tensors: Sequence[Tensor]) -> list[int] | None:
-    """Return the addresses of tensors in memory, or None if one of them is fake and has none.
+    """Return the addresses of tensors in memory, or None if a fake tensor has no address.
 
-    A fake tensor has an address if its storage has an attribute `address`, which
-    `torchzero_clip.audit` sets. Fake tensors of a recorded step have none.
+    A fake tensor has an address if its storage has an attribute `address`. `torchzero_clip.audit`
+    sets this attribute. Fake tensors of a recorded step have no address.
     """
     if all_real(tensors):
         return list(map(Tensor.data_ptr, tensors))
@@ -81,7 +81,7 @@ def extent(t: Tensor) -> int:
 def storages(tensors: Iterable[Tensor]) -> set[int]:
     """Return the addresses of the memory of tensors.
 
-    Empty tensors have no memory, so they share none. Neither do fake tensors without an address.
+    Empty tensors, and fake tensors without an address, are ignored.
     """
     memories = [(t.untyped_storage(), type(t) in REAL) for t in tensors]
     starts = [m.data_ptr() if real else getattr(m, "address", None) for m, real in memories]
@@ -89,7 +89,7 @@ def storages(tensors: Iterable[Tensor]) -> set[int]:
 
 
 def share_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors of one shape and dtype as parts of one tensor, or other tensors themselves."""
+    """Return tensors as parts of one tensor if they share shape and dtype, otherwise unchanged."""
     if torch.compiler.is_compiling() or not all_plain(tensors):
         return list(tensors)
     alike = len({(t.shape, t.dtype, t.device) for t in tensors}) == 1
@@ -98,9 +98,10 @@ def share_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _are_entries(whole: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Return whether tensors without dims are all entries of a vector, in order.
+    """Return whether 0-dim tensors are all elements of a vector, in order.
 
-    `shared_memory` finds that as well. This is faster, and the usual case.
+    `shared_memory` can find this out for all tensors. This function is faster, and it covers the
+    most common case.
     """
     if whole.dim() != 1 or whole.numel() != len(tensors) or any(map(Tensor.dim, tensors)):
         return False
@@ -114,9 +115,9 @@ def _are_entries(whole: Tensor, tensors: Sequence[Tensor]) -> bool:
 
 
 def shared_memory(tensors: Sequence[Tensor]) -> Tensor | None:
-    """Return the tensor whose parts these tensors are, in order, as `share_memory` makes them.
+    """Return the tensor that `share_memory` has divided into these tensors, in order.
 
-    Return a slice of it if they are only some of its parts, and None for other tensors.
+    If the tensors are only some parts of it, return a slice. Return None for all other tensors.
     """
     whole = None if torch.compiler.is_compiling() or not tensors else base(tensors[0])
     if whole is None or type(tensors[0]) not in PLAIN or whole.dtype != tensors[0].dtype:

@@ -50,7 +50,7 @@ def _both(name: str, says: str) -> tuple[Unary, Unary]:
 
     Args:
         name: The name of the operator in torch, which is also the name of the method.
-        says: The result, for the docstrings.
+        says: A description of the result, such as "√self". Both docstrings contain it.
     """
 
     def new(self: TensorList) -> TensorList:
@@ -67,7 +67,7 @@ def _with(name: str, says: str, operator: str = "") -> tuple[Binary, Binary]:
 
     Args:
         name: The name of the method for a new list.
-        says: The result, for the docstrings.
+        says: A description of the result, such as "self · x". Both docstrings contain it.
         operator: The name of the operator in torch, if it is not the name of the method.
     """
 
@@ -106,18 +106,19 @@ def _named(name: str, docstring: str, method: M) -> M:
 
 
 class TensorList:
-    """A list with a tensor for each parameter of a bucket, which has methods like one tensor.
+    """A list with one tensor per parameter of a bucket. It has methods like a single tensor.
 
     Each method processes all tensors, with as few calls to torch as possible.
 
     **New lists and changes in place.** As in torch, a method whose name ends in an underscore
     changes the list and returns it. All other methods return a new list and change nothing. The
-    values of a new list stay the same, whatever you change later. Three methods for memory are
-    exceptions. `own` returns the list itself. `to` returns the list itself if it already has the
-    dtype. `borrow` returns a list that shares the memory until one of the two lists is changed.
+    values of a new list stay the same, whatever you change later. Three methods that manage memory
+    are exceptions. `own` returns the list itself. `to` returns the list itself if the list already
+    has the dtype. `borrow` returns a list that shares the memory until one of the two lists is
+    changed.
 
     **Borrowed memory.** A list may borrow the memory of a gradient, a parameter, or the state of
-    another link. The first method that changes such a list moves it to memory of its own. So the
+    another link. The first method that changes such a list moves the list to new memory. So the
     gradient, parameter or state does not change.
 
     **Single tensors.** `u.tensors` and iteration give you the tensors themselves. Read them, but do
@@ -184,7 +185,7 @@ class TensorList:
     # ------------------------------------------------------------------ memory
 
     def borrow(self) -> TensorList:
-        """Return a list with the same values, which shares memory until a list is changed.
+        """Return a list with the same values. Both lists share memory until one is changed.
 
         A method that changes one of the two lists does not change the other list. If you write into
         the tensors themselves, both lists change.
@@ -194,7 +195,7 @@ class TensorList:
         return self._lend(TensorList(self.tensors, measure=self.measure))
 
     def own(self) -> TensorList:
-        """Move this list to memory of its own, unless it has its own memory, and return it."""
+        """Move this list to new memory if it borrows memory, and return this list."""
         return self if self.owned else self._move(self.tensors, self.dtype)
 
     def to(self, dtype: torch.dtype) -> TensorList:
@@ -204,11 +205,11 @@ class TensorList:
         return TensorList(self.tensors, workspace=self.workspace)._move(self.tensors, dtype)
 
     def clone(self) -> TensorList:
-        """Return a new list with the same values, in memory of its own."""
+        """Return a new list with the same values, in new memory."""
         return TensorList(copies(self.tensors, self.dtype), owned=True, measure=self.measure)
 
     def copy_(self, source: TensorList) -> TensorList:
-        """Copy the values of `source` into this list, which keeps its dtype, and return it."""
+        """Copy the values of `source` into this list in the dtype of this list, and return it."""
         if not self.owned:
             return self._move(source.tensors, self.dtype)
         self._unshare()
@@ -216,7 +217,7 @@ class TensorList:
         return self
 
     def _move(self, values: Sequence[Tensor], dtype: torch.dtype) -> TensorList:
-        """Move this list to memory of its own, with these values, and return it."""
+        """Move this list to new memory, with these values, and return this list."""
         lasting = self._lasting(dtype)
         if lasting is None:
             return self._become(copies(values, dtype))
@@ -224,11 +225,11 @@ class TensorList:
         return self._become(lasting)
 
     def _lasting(self, dtype: torch.dtype) -> list[Tensor] | None:
-        """Return the memory of the workspace, or None if there is none, or if it is in use."""
+        """Return the memory of the workspace, or None if no workspace exists or is free."""
         return None if self.workspace is None else self.workspace(self.tensors, dtype)
 
     def _become(self, tensors: Sequence[Tensor]) -> TensorList:
-        """Replace the tensors of this list by tensors that it owns, and return it."""
+        """Replace the tensors of this list by tensors that it owns, and return this list."""
         self.tensors = list(tensors)
         self.owned = True
         self.workspace = None
@@ -236,7 +237,7 @@ class TensorList:
         return self
 
     def _lend(self, borrowed: L) -> L:
-        """Register that a list borrows the memory of this list, or of its owner, and return it."""
+        """Register a list that borrows the memory of this list or of its owner, and return it."""
         if self.loans is None and self.owned:
             self.loans = []
         if self.loans is not None:
@@ -245,7 +246,7 @@ class TensorList:
         return borrowed
 
     def _unshare(self) -> None:
-        """Move the lists that borrow the memory of this list, which is about to be written."""
+        """Move the borrowers of this list's memory, because this memory is about to be written."""
         loans = self.loans or ()
         self.loans = None
         for loan in loans:
@@ -254,7 +255,7 @@ class TensorList:
                 borrowed._leave()
 
     def _leave(self) -> None:
-        """Move this list away from memory that its owner is about to write."""
+        """Move this list to other memory, because the owner of its memory is about to write."""
         self.own()
 
     # ------------------------------------------------------------------ operators
@@ -334,7 +335,7 @@ class TensorList:
         return arguments(name, self.tensors, values)
 
     def _promoted(self, x: TensorList) -> TensorList:
-        """Convert a list to the dtype of this list if that is wider, so that products are exact."""
+        """Convert a list to the dtype of this list if this dtype is wider, for exact products."""
         return x.to(torch.promote_types(x.dtype, self.dtype))
 
     # ------------------------------------------------------------------ arithmetic
@@ -413,7 +414,7 @@ class TensorList:
         return self._write("pow", exponent)
 
     def where(self, keep: Tensor | Iterable[Tensor], other: TensorList | float) -> TensorList:
-        """Return a new list with the elements of self if `keep` is set, and otherwise of `other`.
+        """Return a new list: elements of self if `keep` is set, otherwise elements of `other`.
 
         Args:
             keep: A list with a mask or flag for each tensor, a vector with a flag for each tensor,
@@ -439,7 +440,7 @@ class TensorList:
         return self._stand_in("eq", x)  # compiled kernels have no such operator
 
     def masked_fill_(self, masks: TensorList, value: float | Tensor) -> TensorList:
-        """Replace the elements of this list whose mask is set by `value`, and return it."""
+        """Write `value` into the elements of this list whose mask is set, and return the list."""
         if self.owned:
             self._unshare()
         fill_(self.own().tensors, masks.tensors, value)
@@ -450,7 +451,7 @@ class TensorList:
     def map(self, fn: Callable[[Tensor], Tensor]) -> TensorList:
         """Return a new list with fn(t) for each tensor t.
 
-        `fn` must not change the tensor. It may return a view of the tensor, which is then copied.
+        `fn` must not change the tensor. If `fn` returns a view of the tensor, the view is copied.
         """
         tensors = self.tensors
         results = [call_user("TensorList.map: fn", fn, t) for t in tensors]
@@ -481,8 +482,8 @@ class TensorList:
     def dot(self, other: TensorList | Sequence[Tensor]) -> Tensor:
         """Return a vector with the inner product of each pair of tensors, as accurate as norms.
 
-        If tensors are complex, it is the real part. If a parameter is sharded, its product covers
-        the shard of this rank. `Units.dot` covers whole parameters and units.
+        For complex tensors, the result is the real part. If a parameter is sharded, its product
+        covers the shard of this rank. `Units.dot` covers whole parameters and units.
         """
         return norms.products(self.tensors, self._row(other))[0]
 

@@ -1,4 +1,4 @@
-"""The private names of torch that the library uses. No other file uses one.
+"""The private names of torch that the library uses. No other file uses private names of torch.
 
 Every supported version of torch has these names, unless `WITHOUT` has an entry for the name.
 """
@@ -64,14 +64,17 @@ NAMES = {
     "torch.Tensor.__dlpack_c_exchange_api__": "the addresses of many tensors in one call",
     "triton.compiler.CompiledKernel.run": "launching compiled kernels of Triton",
 }
-"""The use of each name. `_step_supports_amp_scaling` is not here, because GradScaler reads it."""
+"""How the library uses each name.
+
+`_step_supports_amp_scaling` is not listed, because GradScaler reads this name.
+"""
 WITHOUT = {
     "torch._foreach_clone": "Since torch 2.12. Before, tensors are copied one by one, and "
     "`torch.compile` runs a step without tracing it.",
     "torch.Tensor.__dlpack_c_exchange_api__": "Without it, addresses are read one by one.",
     "triton.compiler.CompiledKernel.run": "Without it, Triton checks all arguments of a launch.",
 }
-"""What the library does with a version that does not have a name."""
+"""For some names, what the library does if a version of torch does not have the name."""
 
 RUN = ["kernel_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook", "args"]
 """The parameters of `CompiledKernel.run` after the grid, the stream and the function."""
@@ -93,7 +96,7 @@ def schema(operator: Any) -> Any:
 
 
 def without_torch_function() -> Any:
-    """Return a context in which subclasses of tensors are plain tensors."""
+    """Return a context in which torch treats subclasses of Tensor as plain tensors."""
     return torch._C.DisableTorchFunctionSubclass()
 
 
@@ -108,7 +111,7 @@ def base(t: Tensor) -> Tensor | None:
 
 
 def is_flat(param: Tensor) -> bool:
-    """Return whether this is a flat parameter of FSDP1, which has parts of several parameters."""
+    """Return whether this is a flat parameter of FSDP1, made of parts of several parameters."""
     return getattr(param, "_fsdp_flattened", False)
 
 
@@ -128,7 +131,7 @@ def clones(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def traced(function: F) -> F:
-    """Let `torch.compile` trace a function, from torch 2.12 on. Before, it runs as it is."""
+    """Let `torch.compile` trace a function from torch 2.12 on. Older versions just call it."""
     return function if has_foreach("clone") else cast(F, torch.compiler.disable(function))
 
 
@@ -149,7 +152,7 @@ def is_fused(function: Callable[..., Any] | None, name: str) -> bool:
 
 
 def name_of_fused(function: Callable[..., Any]) -> str:
-    """Return what a fused optimizer is called in a sentence."""
+    """Return the name of a fused optimizer for use in a sentence."""
     for name, words in {"adamw": "AdamW", "sgd": "SGD", "adagrad": "Adagrad"}.items():
         if is_fused(function, name):
             return f"torch's fused {words}"
@@ -158,7 +161,7 @@ def name_of_fused(function: Callable[..., Any]) -> str:
 
 
 def assert_async(fine: Tensor, words: str) -> None:
-    """Stop the program with a message if a flag is False, without a synchronization."""
+    """Stop the program with a message if a flag is False. The check does not synchronize."""
     torch._assert_async(fine, words)
 
 
@@ -178,7 +181,7 @@ def is_strided(placement: Any) -> bool:
 
 @lru_cache(maxsize=1024)
 def mesh_of(device: str, rank: int) -> Any:
-    """Return a mesh of one rank without process groups, on which nothing is sent."""
+    """Return a mesh of one rank. It has no process groups, and nothing is sent on it."""
     from torch.distributed.device_mesh import DeviceMesh
 
     with without_modes():
@@ -186,7 +189,10 @@ def mesh_of(device: str, rank: int) -> Any:
 
 
 def parts(tensors: Iterable[Any]) -> list[Any]:
-    """Return the shards of this rank, which a collective may still bring, or plain tensors."""
+    """Return this rank's shards of DTensors. Return plain tensors themselves.
+
+    A collective that computes a shard may still be running.
+    """
     return [getattr(t, "_local_tensor", t) for t in tensors]
 
 
@@ -197,7 +203,7 @@ def group_named(name: str) -> Any:
 
 
 def name_of(x: Any) -> Any:
-    """Return the name of a process group, or anything else as it is."""
+    """Return the name of a process group. Return any other object unchanged."""
     return getattr(x, "group_name", x)
 
 
@@ -209,8 +215,8 @@ def exchange_table() -> Any:
 def launcher(kernel: Any) -> Callable[..., None] | None:
     """Return a function that launches a compiled Triton kernel on the current device.
 
-    Its arguments are the number of programs and the arguments of the kernel. Return None for an
-    unknown version of Triton, and for its interpreter.
+    The arguments of this function are the number of programs and the arguments of the kernel.
+    Return None for an unknown version of Triton, and for Triton's interpreter.
     """
     run: Any = getattr(kernel, "run", None)
     try:
@@ -240,7 +246,7 @@ def fake_mode(t: Tensor) -> Any:
 
 
 def known_number(t: Tensor) -> float:
-    """Return the number in a tensor of the host, or NaN if it is fake and the number unknown."""
+    """Return the number in a CPU tensor, or NaN if the tensor is fake and its value is unknown."""
     real = t if fake_mode(t) is None else cast(FakeTensor, t).constant
     with without_modes():
         return float("nan") if real is None else real.item()
@@ -248,7 +254,7 @@ def known_number(t: Tensor) -> float:
 
 @contextmanager
 def taken_for_plain(kind: type) -> Iterator[None]:
-    """Let torch use its foreach operators for tensors of this class in a block, as for its own."""
+    """Let torch use its foreach operators for tensors of this class inside a `with` block."""
     lists: list[list[Any]] = [kinds_in_optimizers, kinds_in_utils]
     for kinds in lists:
         kinds.append(kind)

@@ -11,19 +11,22 @@ class Sometimes:
 
 
 class Routing:
-    """A transform that sends each parameter through the transforms inside, or past them.
+    """A transform that sends each parameter through some or none of its inner transforms.
 
-    The updates that leave it are the updates that its inner transforms make, as they are.
+    The routing transform returns the updates of the inner transforms unchanged.
     """
 
     one_way: ClassVar[bool] = True
-    """Whether the transforms inside follow one another. If not, each is for other parameters."""
+    """Whether the inner transforms run one after another.
+
+    Otherwise, each inner transform is for other parameters.
+    """
     takes_all: ClassVar[bool] = False
-    """Whether all parameters go through the transforms inside."""
+    """Whether all parameters go through the inner transforms."""
 
 
 class Gate:
-    """A transform that drops parameters in some steps, and notes which parameters have passed."""
+    """A transform that drops parameters in some steps, and records which parameters have passed."""
 
     children_before_drop: ClassVar[int] = 0
     """How many of the inner transforms also receive the parameters that are dropped."""
@@ -31,8 +34,8 @@ class Gate:
     def passed(self, state: Mapping[str, Any]) -> bool:
         """Return whether a parameter has reached the links after this one.
 
-        `state` is the state of the parameter at this link. When a checkpoint is loaded, the answer
-        decides whether missing state of those links is an error.
+        `state` is the state of the parameter at this link. When a checkpoint is loaded, the
+        result decides whether missing state of later links is an error.
         """
         raise NotImplementedError
 
@@ -41,14 +44,17 @@ class Smoothing:
     """A transform that averages or sums the update over steps, such as momentum."""
 
     torch_names: ClassVar[Mapping[str, str]] = {}
-    """The hyperparameters whose names differ in torch's optimizers: from torch's name to the name
-    here. If a parameter group has a key with torch's name, the error message suggests this name."""
+    """A mapping from torch's names of hyperparameters to the names in this class, if they differ.
+
+    If a parameter group has a key with torch's name, the error message suggests the name in this
+    class.
+    """
 
     def adopted(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the state of a parameter in an optimizer of torch, under the names of this link.
+        """Convert a parameter's state from an optimizer of torch to the names of this link.
 
-        `group` is the parameter group of that optimizer. `take_over` calls this method, which
-        raises ValueError if the state cannot be used here.
+        `group` is the parameter group of that optimizer. `take_over` calls this method. The method
+        raises ValueError if this link cannot use the state.
         """
         raise NotImplementedError
 

@@ -52,9 +52,9 @@ class Transform(Description):
     - `"step"`: the number of steps that the link has done, including the current step. It is a
       0-dim tensor on the device of the parameters.
     - `"loss"`: the loss of the current step, also a 0-dim tensor on that device.
-    - `"grads"`: the gradients. They are always in `group`. With this name the optimizer accepts
-      `target="grad"` links after a link that has made an update, because this link reads the
-      gradients that they change.
+    - `"grads"`: the gradients. `group` always contains them, even without this name. With this
+      name, the optimizer accepts `target="grad"` links after a link that has made an update,
+      because this rule reads the gradients that such links change.
     - Any other name, such as `"lr"`, is a live hyperparameter of another link. Exactly one link
       nearby must have a hyperparameter of this name.
     """
@@ -72,7 +72,7 @@ class Transform(Description):
     - `"update"`: an update that grows and shrinks with the update that enters.
     - `"gradient"`: still the gradient.
     - `"own"`: an update whose size does not depend on the update that enters, as after `Normalize`.
-    - `"ones"`: the same, with elements near 1, as after `Adam`.
+    - `"ones"`: like `"own"`, with elements near 1, as after `Adam`.
     - `"set"`: an update whose size is set by a factor that the user chooses, as after `LR`.
     """
     drops: ClassVar[bool | Literal["first"]] = False
@@ -84,16 +84,20 @@ class Transform(Description):
     inner: ClassVar[Literal["chain", "branches"] | None] = None
     """How the transforms inside this one receive the update.
 
-    - `"chain"`: one after another, each with all parameters.
-    - `"branches"`: each with some of the parameters.
-    - None: they do not receive the update.
+    - `"chain"`: the transforms run one after another, each with all parameters.
+    - `"branches"`: each transform receives some of the parameters.
+    - None: the transforms do not receive the update.
     """
     complex: ClassVar[Literal["pairs", "whole", "refuse"]] = "pairs"
-    """How `update` receives complex tensors: `"pairs"` as real tensors with a last dim of 2,
-    `"whole"` as they are. With `"refuse"`, complex parameters raise an error."""
+    """How `update` receives complex tensors.
+
+    - `"pairs"`: as real tensors with a last dim of 2.
+    - `"whole"`: as complex tensors.
+    - `"refuse"`: not at all. Complex parameters raise an error.
+    """
     widens: ClassVar[bool] = False
     """True if `bucket.u` is float32 in a custom `step`, even if the parameters are in half
-    precision. For links with state it always is."""
+    precision. Links with state always receive such an update."""
     per_entry: ClassVar[bool] = False
     """True if `update` computes each element from the element at the same position of the other
     lists and from scalars. The engine may then call `update` with parts of the tensors, which saves
@@ -101,20 +105,19 @@ class Transform(Description):
     state_kinds: ClassVar[Mapping[str, Literal["linear", "squares", "weights"]]] = {}
     """The kind of each state tensor in the shape of a parameter, by name.
 
-    - `"linear"`: linear in the update. `InBasis` rotates such state together with its basis.
-    - `"squares"`: one element for each element of the update. `InBasis` permutes such
-      state.
-    - `"weights"`: weights, which are never stored in bfloat16.
+    - `"linear"`: state that is linear in the update. `InBasis` rotates this state with its basis.
+    - `"squares"`: state with one element for each element of the update. `InBasis` permutes it.
+    - `"weights"`: weights. They are never stored in bfloat16.
     """
     shown: ClassVar[tuple[str, ...]] = ()
     """The names of model-wide scalars that `metrics()` reports."""
 
     def init(self, param: Tensor) -> Mapping[str, Any]:
-        """Return the initial state of one parameter. It is called when its first gradient arrives.
+        """Return the initial state of one parameter.
 
-        State in the half precision of the parameter is converted to float32. The value None means
-        that this parameter has no state of that name, and parameters of another shape may have
-        other names.
+        The library calls this method when the first gradient of the parameter arrives. State in the
+        half precision of the parameter is converted to float32. The value None means that this
+        parameter has no state of that name. Parameters of another shape may have other names.
         """
         return {}
 
@@ -129,7 +132,8 @@ class Transform(Description):
     def advance_group(self, numbers: dict[str, Tensor], group: Group) -> Mapping[str, Tensor]:
         """Return the per-group scalars of this step.
 
-        It is called once per step, before `update`. `update` finds the new values in its `group`.
+        The library calls this method once per step, before `update`. The argument `group` of
+        `update` contains the new values.
 
         Args:
             numbers: The per-group scalars of the previous step, and the model-wide scalars of this
@@ -141,13 +145,13 @@ class Transform(Description):
     def advance_model(self, numbers: dict[str, Tensor], group: Group) -> Mapping[str, Tensor]:
         """Return the model-wide scalars of this step.
 
-        It is called once per step, before `advance_group`. `group` holds the live hyperparameters
-        of the first parameter group.
+        The library calls this method once per step, before `advance_group`. `group` contains the
+        live hyperparameters of the first parameter group.
         """
         return {}
 
     def _passed_over(self, step: Step, path: str) -> bool:
-        """Count a step that a guard skipped before it reached this link.
+        """Count a step that a guard skipped before the step reached this link.
 
         Returns whether the links after this one would have seen the step.
         """
@@ -160,9 +164,9 @@ class Transform(Description):
         """Return the transformed update of one bucket.
 
         Args:
-            u: The updates of the parameters of the bucket. They may be changed in place.
+            u: The updates of the bucket's parameters. You may change this list in place.
             state: The state of the same parameters: a list for each name that `init` returns. The
-                library keeps changes in place, and also lists that are assigned to these names.
+                library stores changes in place, and also new lists that you assign to these names.
             group: The live hyperparameters, and the lists "params" and "grads".
         """
         raise NotImplementedError(f"{type(self).__name__} has neither update nor step")
@@ -174,7 +178,8 @@ class Transform(Description):
         `update` receives the step that is subtracted, and its state is never stored in bfloat16.
 
         Args:
-            param: The parameter. If it is sharded, this and the state are the shards of this rank.
+            param: The parameter. If it is sharded, `param` and the tensors in `state` are the
+                shards of this rank.
             state: The state of this link for the parameter, by name.
             group: The live hyperparameters.
         """
@@ -182,8 +187,9 @@ class Transform(Description):
 
     @property
     def reach(self) -> Reach:
-        """The largest set of parameters that this rule processes together, without the transforms
-        inside it.
+        """The largest set of parameters that this rule processes together.
+
+        The reach of transforms inside this rule does not count.
 
         `release` processes one parameter at a time, so it accepts rules with the reach "tensor". A
         class with a custom `step` has the reach "model" unless it overrides this property.
@@ -194,7 +200,7 @@ class Transform(Description):
     def fused(self, group: Group) -> FusedKernel | None:
         """Return the fused optimizer of torch that does `update` and the subtraction at once.
 
-        Return None if there is none.
+        Return None if torch has no such optimizer.
         """
         return None
 
@@ -206,7 +212,10 @@ class Transform(Description):
         return None
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        """Transform the update of the whole model. An empty list ends the step."""
+        """Transform the update of the whole model.
+
+        If this method returns an empty list, the step ends.
+        """
         for bucket in buckets:
             bucket.apply(self)
         return begun(buckets) if self.drops == "first" else buckets
@@ -230,7 +239,8 @@ class Transform(Description):
     def ways(self, name: str, param: Tensor) -> Sequence[int] | None:
         """Return the indices of the inner transforms that process a parameter.
 
-        Return None if the parameter does not reach the links after this one. `explain` calls it.
+        Return None if the parameter does not reach the links after this one. `explain` calls this
+        method.
         """
         return range(len(list(self.children())))
 
@@ -259,7 +269,7 @@ class Transform(Description):
 def dropping(tfm: Transform) -> list[Transform]:
     """Return this transform and the transforms inside it that may drop a parameter in a step.
 
-    Transforms that write gradients, and guards, are among them.
+    The result includes guards and transforms that write gradients.
     """
     inside = [inner for inner in tfm.walk() if isinstance(inner, Transform)]
     return [x for x in inside if x.target == "grad" or x.place == "first" or x.drops]
@@ -273,8 +283,8 @@ def averages(tfm: Any) -> bool:
 class TensorwiseTransform(Transform):
     """A transform that processes one tensor at a time.
 
-    To write one, define `update_tensor`, and `init` if it keeps state. If the state belongs to
-    matrices, define `init_matrix` instead of `init`.
+    To write such a transform, define `update_tensor`. If the transform keeps state, also define
+    `init`. If the state belongs to matrices, define `init_matrix` instead of `init`.
     """
 
     complex = "whole"
@@ -313,9 +323,9 @@ class TensorwiseTransform(Transform):
     def operations(self, param: Tensor) -> float:
         """Return the number of floating-point operations that a parameter needs.
 
-        If it is above 0 and the parameter is sharded, one rank owns the parameter and does the
-        work. `update` then receives the whole tensor on that rank, without state and gradients. It
-        receives the parameter if the class has "param" in `reads`.
+        If this number is above 0 and the parameter is sharded, one rank owns the parameter and does
+        the work. `update` then receives the whole tensor on that rank, without state and gradients.
+        If the class has "param" in `reads`, `update` also receives the parameter.
         """
         return 0.0
 
@@ -323,8 +333,8 @@ class TensorwiseTransform(Transform):
         """Return the initial state of one matrix, with tensors of any shape.
 
         If a parameter is sharded, the rank that owns it stores this state. A class with such state
-        receives only matrices, one by one or in stacks if it is `batched`. Other parameters pass
-        unchanged.
+        receives only matrices. If the class is `batched`, it receives stacks of matrices, otherwise
+        single matrices. Other parameters pass unchanged.
         """
         return {}
 
@@ -333,22 +343,24 @@ class TensorwiseTransform(Transform):
     ) -> Mapping[str, Tensor]:
         """Return new values of state from the update of a matrix.
 
-        It is called in every step, before `update_tensor`. If a new value is not finite, the matrix
-        keeps its old state. `group["first"]` is True in the first step of a parameter.
+        The library calls this method in every step, before `update_tensor`. If a new value is not
+        finite, the matrix keeps its old state. `group["first"]` is True in the first step of a
+        parameter.
         """
         return {}
 
     def refresh_matrix(self, state: dict[str, Tensor], group: Group) -> Mapping[str, Tensor]:
         """Return new values of state that are expensive to compute, such as a decomposition.
 
-        It is called in the first step and then in every `every`-th step. `every` is a field of the
-        class, and 1 without such a field. With a field `stagger` that is True, different parameters
-        refresh in different steps. If a new value is not finite, the matrix keeps its old state.
+        The library calls this method in the first step and then every `every` steps. `every` is a
+        field of the class. Without this field, the library calls the method in every step. If the
+        class has a field `stagger` and its value is True, different parameters refresh in different
+        steps. If a new value is not finite, the matrix keeps its old state.
         """
         return {}
 
     def is_due(self, step: int) -> bool:
-        """Return whether parameters refresh in a step, counted from 0.
+        """Return whether the state of parameters is refreshed in a step. Steps count from 0.
 
         The first step of a parameter always refreshes.
         """
@@ -364,7 +376,7 @@ class TensorwiseTransform(Transform):
         """Return the number of rows of each matrix in a parameter.
 
         The rows are along the first dim, and all other dims are columns. Return an empty list for a
-        parameter that is no matrix.
+        parameter that is not a matrix.
         """
         return [len(param)] if param.dim() > 1 and param.numel() else []
 
@@ -375,7 +387,7 @@ class TensorwiseTransform(Transform):
 
     @property
     def refreshes(self) -> bool:
-        """Whether the class has state that it refreshes in some steps."""
+        """Whether the class has state that is refreshed only in some steps."""
         return type(self).refresh_matrix is not TensorwiseTransform.refresh_matrix
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
@@ -406,9 +418,9 @@ class TensorwiseTransform(Transform):
             )
 
     def rule(self, bucket: Bucket) -> Rule:
-        """Return this transform as an engine runs it. It receives sharded tensors as a whole.
+        """Return this transform as an engine runs it: with whole tensors instead of shards.
 
-        A function of a shard is not a shard of the function of the whole tensor.
+        The result for a shard is not a shard of the result for the whole tensor.
         """
         if not any(bucket.cohort.layouts):
             return super().rule(bucket)

@@ -1,4 +1,7 @@
-"""The state of units: vectors in a step, and scalars or small tensors in the optimizer's state."""
+"""The state of units: vectors in a step, and scalars or small tensors in the optimizer's state.
+
+A unit is a set of elements that share one norm.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,16 @@ from torchzero_clip.core.tensor_kinds import share_memory, shared_memory, wide
 from torchzero_clip.core.torch_private import foreach
 
 Place: TypeAlias = "tuple[dict[str, Any], Tensor]"
-"""A state dict that may hold a unit's value, and a parameter with its device and dtype."""
+"""A state dict that may contain a unit's value, and a parameter with the device and the dtype."""
 
 
 class UnitStore:
     """The state of units: loaded as vectors for a rule, and stored in dicts between steps.
 
-    A tensor's or a layer's value is in the state of its parameters, and a group's value in its
-    chain dict. A global value is in the chain dict of every group; for a norm group, "@" and its
-    name follow the key. All of these dicts are part of torch's `state_dict`.
+    The value of a tensor or a layer is in the state of its parameters. The value of a group is in
+    the chain dict of the group. A global value is in the chain dict of every group. For the value
+    of a norm group, "@" and the name of the norm group follow the key. All of these dicts are part
+    of torch's `state_dict`.
 
     Args:
         buckets: The buckets of the units, in order.
@@ -124,9 +128,9 @@ class UnitStore:
         return places
 
     def _add_idle(self, key: str, places: list[list[Place]]) -> None:
-        """Add the members of layers that have no gradient in this step.
+        """Add the parameters without a gradient in this step to the places of their layers.
 
-        They hold the value of their layer as well.
+        These parameters also store the value of their layer.
         """
         step = self.buckets[0].step
         busy = {id(state) for row in places for state, _ in row}
@@ -138,7 +142,10 @@ class UnitStore:
                     places[unit].append((state, p))
 
     def _cell(self, key: str, initial: Any, places: Sequence[Place]) -> Tensor:
-        """Return the tensor of one unit, made if it is missing, and put it into all its places."""
+        """Return the tensor with one unit's value, and store the tensor in all of its places.
+
+        If the tensor is missing, create it.
+        """
         state, param = next((place for place in places if key in place[0]), places[0])
         value = state.get(key, initial)
         if key not in state or not isinstance(value, Tensor) or value.device != param.device:

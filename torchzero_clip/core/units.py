@@ -30,8 +30,8 @@ class Units(Cells):
 
     A unit is everything that one norm covers: a slice of a tensor, a tensor, a layer, a parameter
     group, or all tensors. The methods receive and return vectors with one element per unit. A value
-    that differs between parameter groups is one such vector for each group, and every tensor uses
-    the element of its unit in the vector of its group.
+    that differs between parameter groups is a list with one such vector per group. Every tensor
+    uses the vector of its group. In this vector, it uses the element of its unit.
 
     Args:
         buckets: The buckets of a step.
@@ -123,7 +123,7 @@ class Units(Cells):
     def dot(self, lists: Sequence[TensorList], others: Sequence[TensorList]) -> Tensor:
         """Return the inner product of every unit of two lists, one pair of lists per bucket.
 
-        For complex tensors it is the real part of the inner product.
+        For complex tensors, the result is the real part of the inner product.
         """
         division = self.division
         pairs = [(a.tensors, b.tensors) for a, b in zip(lists, others, strict=True)]
@@ -165,12 +165,14 @@ class Units(Cells):
         return self._norms(stats / torch.stack(columns) if self.degree else stats)
 
     def over(self, norm: Tensor, dims_of: Callable[[Tensor], tuple[int, ...]]) -> Tensor:
-        """Return the norm of the larger slice around each slice: the root of a sum of squares.
+        """Return for each slice the norm of the larger slice that contains it.
+
+        The norm of a larger slice is the root of the sum of its slices' squared norms.
 
         Args:
             norm: The norm of each slice.
-            dims_of: Returns the dims along which the larger slices of a tensor run: all dims of the
-                tensor, or the two dims of the matrices of a stack.
+            dims_of: A function that returns the dims along which the larger slices of a tensor run.
+                These are all dims of the tensor, or the two dims of the matrices in a stack.
         """
         assert self.division.lengths is not None
         parts = zip(norm.split(self.division.lengths), self.division.slices, strict=True)
@@ -178,14 +180,20 @@ class Units(Cells):
         return torch.cat(slices.along([part.view(shape) for part, shape in parts], dims))
 
     def of_shapes(self, like: Tensor, number: Callable[..., float], *args: Any) -> Tensor:
-        """Return a vector such as `like`, with number(shape, *args) of a tensor at its units."""
+        """Return a vector such as `like` with number(shape, *args) for each unit.
+
+        `shape` is the shape of the unit's tensor.
+        """
         shapes = [p.shape for bucket in self.buckets for p in bucket.originals]
         counts = self.division.lengths or [1] * len(shapes)
         rows = zip(shapes, counts, strict=True)
         return norms.numbers([x for shape, n in rows for x in [number(shape, *args)] * n], like)
 
     def smaller_than(self, size: int) -> Tensor:
-        """Return whether each unit has fewer elements, or its tensor lacks the dims of slices."""
+        """Return a flag for each unit: whether the unit has fewer than `size` elements.
+
+        If the tensor of a unit lacks the dims of slices, the flag is also set.
+        """
         small = self.division.smaller_than(size)
         none = torch.zeros(self.count, dtype=torch.bool, device=self.home)
         return none if small is None else small
@@ -211,7 +219,7 @@ class Units(Cells):
         return groups
 
     def _joined_lists(self, lists: Sequence[TensorList]) -> TensorList:
-        """Return one list of all parameters, whose `measure` returns the norms of the units."""
+        """Return one list of all parameters. Its method `measure` returns the units' norms."""
         joined = Joined(lists)
         joined.measure = self.measure
         return joined
@@ -251,7 +259,7 @@ class Units(Cells):
         return target == "update" or u.tensors[0] is bucket.update.tensors[0]
 
     def _entry(self, bucket: Bucket, vector: Tensor) -> Tensor:
-        """Return the element of a vector for a bucket whose tensors are one unit."""
+        """Return one element of a vector, for a bucket whose tensors form a single unit."""
         division = self.division
         if self.count == 1:
             return vector
@@ -309,8 +317,8 @@ class Units(Cells):
     ) -> Operand:
         """Convert a vector over units to an operand for the tensors of a bucket.
 
-        The operand is one number for all tensors, one number per tensor, or one tensor per tensor
-        with the values of its slices.
+        The operand is one number for all tensors, one number per tensor, or for each tensor another
+        tensor with the values of its slices.
 
         Args:
             bucket: A bucket of these units.
@@ -351,7 +359,7 @@ class Units(Cells):
     # ------------------------------------------------------------------ statistics
 
     def _flowing(self) -> Tensor:
-        """Return the statistics of the update, which are measured once."""
+        """Return the statistics of the update. They are measured only once."""
         if self._stats is None:
             known = self._measurements()
             key = (self.order, *self.division.cohorts)
@@ -361,7 +369,7 @@ class Units(Cells):
         return self._stats
 
     def _joint_norm(self) -> Tensor | None:
-        """Return the norm of all tensors together, if there is a faster way than by statistics."""
+        """Return the norm of all tensors together, or None if statistics are the fastest way."""
         division = self.division
         step = self.buckets[0].step
         alone = self.count == 1 and division.lengths is None and self._stats is None

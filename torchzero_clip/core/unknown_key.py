@@ -1,4 +1,4 @@
-"""UnknownKey: the error for a name that a rule reads although it does not exist."""
+"""UnknownKey: the error for a name that a rule reads although the name does not exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class UnknownKey(KeyError):
 def explained(
     error: KeyError, link: Link, state: Collection[str], group: Collection[str]
 ) -> UnknownKey | None:
-    """Return an error that explains a KeyError from a rule, or None if it has another cause.
+    """Return an error that explains a KeyError from a rule, or None if the cause is unknown.
 
     Args:
         error: The error that the rule raised.

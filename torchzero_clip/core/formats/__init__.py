@@ -1,9 +1,9 @@
-"""Formats: how float32 values are stored in fewer bits.
+"""Formats: how the optimizer stores float32 values in fewer bits.
 
 A format object belongs to the tensors of one list in one step. `widen` returns the float32 values
 of a tensor, or of some of its elements, and `store` stores new values. Some formats store a second
 tensor next to each tensor. The formats here are plain torch code that handles one tensor after
-another; `engines/compiled/lists/storage_formats.py` is what a kernel does for each format.
+another. `engines/compiled/lists/storage_formats.py` describes what a kernel does for each format.
 """
 
 from torchzero_clip.core.formats.exact import Exact, lower, upper, wide_of

@@ -1,8 +1,9 @@
 """Exact: float32 in two halves of 16 bits. The upper half is the parameter, in bfloat16.
 
-The upper half is rounded to the nearest bfloat16, and ties away from zero. The rest then fits into
-16 bits with a sign: the bits of the float32 value are the bits of the upper half plus this integer.
-A value above the largest bfloat16 shows as infinity in the parameter, and is finite here.
+The upper half is rounded to the nearest bfloat16. Ties are rounded away from zero. The rest then
+fits into a signed integer of 16 bits. The bits of the float32 value are the bits of the upper half
+plus this integer. If a value is above the largest bfloat16, the parameter contains infinity, but
+both halves together represent the finite value.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def lower(x: Tensor) -> Tensor:
 def wide_of(w: Tensor, rest: Tensor) -> Tensor:
     """Return the float32 values of both halves.
 
-    A lower half that cannot belong to its upper half counts as zero, because other code has written
-    to `w` since it was stored.
+    A lower half that cannot belong to its upper half counts as zero. In this case, other code has
+    written to `w` after the lower half was stored.
     """
     bits = w.view(torch.int16).to(torch.int32)
     size = w.view(torch.int16) & 0x7FFF

@@ -1,4 +1,4 @@
-"""Kahan: what rounding removes from an update is stored, and added to the next update."""
+"""Kahan summation: the part of an update that rounding removes is added to the next update."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from torchzero_clip.core.formats.nearest import Nearest
 
 
 class Kahan(Nearest):
-    """A format that stores a compensation next to each parameter; their sum is the weight."""
+    """A format that stores a compensation next to each parameter.
+
+    The weight is the sum of the parameter and the compensation.
+    """
 
     key = "rounding/compensation"
     dtype = torch.bfloat16  # the range of float16 is too small

@@ -8,16 +8,21 @@ import torch
 from torch import Tensor
 
 STAYED = 2**26
-"""The number that a kernel adds up for an element that stays the same. A move adds 1."""
+"""The number that a kernel adds to its sum for an element that stays the same.
+
+For an element that changes, the kernel adds 1.
+"""
 
 
 class Nearest:
-    """The format that rounds to the nearest value of the stored dtype, and base of other formats.
+    """The format that rounds to the nearest value of the stored dtype.
+
+    It is also the base class of other formats.
 
     Args:
         beside: Tensors that are stored next to the tensors of the list, one for each.
-        meter: A tensor of two sums: how many elements would have moved in float32, and how many of
-            these stayed the same.
+        meter: A tensor with two counts. The first counts the elements that would have changed in
+            float32. The second counts the elements among them that stayed the same.
     """
 
     wide = False
@@ -46,10 +51,10 @@ class Nearest:
         self.meter += torch.stack([moves.sum(), (moves & (target.copy_(values) == before)).sum()])
 
     def count(self, sums: Tensor, sizes: Sequence[int]) -> None:
-        """Add the sums of kernels over tensors of these sizes to the meter.
+        """Add the sums of kernels to the meter. Each kernel has processed a tensor of this size.
 
-        A sum cannot tell both counts for a tensor with more than `STAYED` elements. All elements of
-        such a tensor count as moving.
+        For a tensor with more than `STAYED` elements, a sum does not determine both counts. All
+        elements of such a tensor count as elements that would have changed.
         """
         assert self.meter is not None
         stay = (sums / STAYED).floor()
@@ -64,7 +69,7 @@ class Nearest:
         self.store(i, target, at, x.sub_(u, alpha=a))
 
     def follows(self, i: int, t: Tensor) -> bool:
-        """Return whether `at` alone locates the parts of a tensor like the i-th."""
+        """Return whether `at` is enough to find a part of the i-th tensor."""
         return not self.beside or self.beside[i].is_contiguous()
 
     def _beside(self, i: int, t: Tensor, at: int | None) -> Tensor:

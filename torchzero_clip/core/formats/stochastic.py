@@ -1,8 +1,8 @@
 """Stochastic rounding: float32 values in 16 bits, rounded up or down by random bits.
 
-The bits are a hash of a seed, the step, the parameter and the element. So they are the same in
-every engine, and they do not depend on how a parameter is sharded. A run that resumes from a
-checkpoint has the bits of the uninterrupted run.
+The bits are a hash of a seed, the step, the parameter and the element. So all engines use the same
+bits. The bits do not depend on how a parameter is sharded. A run that resumes from a checkpoint
+uses the same bits as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torchzero_clip.core.sharding.layout import Layout, local
 DRAWS = ("state/seed", "state/step")
 """The keys of the seed and the step count for rounding state, in the chain dict of every group."""
 ROUNDS = ("rounding/seed", "rounding/step")
-"""The same for rounding parameters."""
+"""The keys of the seed and the step count for rounding parameters, in the same dict."""
 DROPPED = {torch.bfloat16: 16, torch.float16: 13}
-"""The number of mantissa bits that float32 has and this dtype has not."""
+"""For each dtype, the number of mantissa bits that it has less than float32."""
 SCALE = {torch.bfloat16: 1.0, torch.float16: 2.0**-112}  # see `carried`
 
 
 def mix_(x: Tensor) -> Tensor:
-    """Return a hash of 32-bit integers, with the factors of lowbias32, in their memory.
+    """Replace 32-bit integers by their hash in place, with the factors of lowbias32.
 
     `kernel.h` has the same function.
     """
@@ -53,9 +53,10 @@ def _high(x: Tensor) -> Tensor:
 def carried(x: Tensor, noise: Tensor, dtype: torch.dtype) -> Tensor:
     """Return each float32 value as one of its two neighbors in `dtype`, mostly the nearer one.
 
-    Noise is added to the bits that are dropped. The sum carries into the bits that stay with the
-    probability of rounding up. Float16 has denormals below 2^-14, and float32 below 2^-126. So for
-    float16 the values are multiplied by 2^-112 meanwhile, which gives both the same denormals.
+    Noise is added to the bits that are dropped. The probability that the sum carries into the
+    remaining bits is the probability of rounding up. Float16 has denormals below 2^-14, and float32
+    below 2^-126. So for float16, the values are multiplied by 2^-112 during the computation. Both
+    dtypes then have the same denormals.
     """
     bits = DROPPED[dtype]
     scale = SCALE[dtype]
@@ -71,8 +72,9 @@ def rounded(x: Tensor, key: Tensor, start: Tensor, half: int) -> Tensor:
     Args:
         x: The values.
         key: The key of the parameter in this step.
-        start: The index of the first element if the others follow it, or the index of each element.
-        half: The half of the hash: 0 or 1 for bfloat16, 2 or 3 for float16.
+        start: The index of the first element if the indices are consecutive. Otherwise, the index
+            of each element.
+        half: The half of the hash to use: 0 or 1 for bfloat16, 2 or 3 for float16.
     """
     dtype = torch.float16 if half > 1 else torch.bfloat16
     if start.dim() == 0:
@@ -118,9 +120,9 @@ class Stochastic(Nearest):
     """A format that rounds each value to one of its two neighbors, mostly to the nearer one.
 
     Args:
-        keys: An integer for each tensor, which is another one in every step.
+        keys: An integer for each tensor. The integers change in every step.
         elements: The elements of the parameters.
-        half: The half of the hash: 0 or 1 for bfloat16, 2 or 3 for float16.
+        half: The half of the hash to use: 0 or 1 for bfloat16, 2 or 3 for float16.
     """
 
     whole = True
@@ -141,7 +143,7 @@ class Stochastic(Nearest):
 
 
 def keys_of(places: Sequence[int], numbers: Sequence[int], device: torch.device) -> Tensor:
-    """Return an integer for each place, a hash of the place and of some numbers."""
+    """Return an integer for each place: a hash of the place and `numbers`."""
     # hashed once before the numbers are mixed in, so that place 1 and number 2 differ from 2 and 1
     keys = mix_(torch.tensor(places, dtype=torch.int32, device=device))
     for number in numbers:

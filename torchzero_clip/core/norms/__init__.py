@@ -1,4 +1,4 @@
-"""Norms: measured with a relative error of at most 1e-6, for any size and range of the tensors."""
+"""Norms of tensors of any size and range, with a relative error of at most 1e-6."""
 
 from torchzero_clip.core.norms.measures import (
     NAMED,

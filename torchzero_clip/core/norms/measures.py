@@ -1,8 +1,9 @@
 """Measures: the orders of norms, and how statistics of tensors are combined into norms of units.
 
-A statistic of a tensor is a column with a few numbers: a norm, a maximum, a count or a sum. For std
-and var, it has the mean and √M2, where M2 is the sum of squared distances from the mean. Statistics
-of several tensors can be combined. Sums are computed in float64.
+A statistic describes a tensor by a column with a few numbers, such as a norm, a maximum, a count or
+a sum. For std and var, the column contains the mean and √M2, where M2 is the sum of squared
+distances from the mean. The statistics of several tensors can be combined. Sums are computed in
+float64.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Measure:
     Attributes:
         kind: The kind of statistic.
         p: The order of a p-norm, if `kind` is "power".
-        degree: The power of a factor of the tensors with which the norm grows.
+        degree: If all tensors are multiplied by c, the norm is multiplied by |c| to this power.
         mean: Whether the norm is a power mean. Otherwise it is a power sum.
         root: Whether the norm is the standard deviation. Otherwise it is the variance.
     """
@@ -125,16 +126,16 @@ def finish(stats: Tensor, count: Tensor | None, m: Measure) -> Tensor:
 
 
 def known_divisor(norm: Tensor, limit: float, sets: bool, degree: int) -> Tensor | None:
-    """Return what a single unit on CPU is divided by for its norm to meet a limit.
+    """Return the divisor that brings the norm of a single unit on CPU to a limit.
 
-    This is faster than the same with vectors. None if there are several units, or if the norm
-    cannot be read.
+    This is faster than a computation with vectors. Return None if there are several units, or if
+    the host cannot read the norm without synchronization.
 
     Args:
         norm: The norm.
         limit: The norm that the unit may have.
         sets: Whether a smaller norm is scaled up to the limit.
-        degree: The power of a factor of the unit with which its norm grows.
+        degree: If the unit is multiplied by c, its norm is multiplied by |c| to this power.
     """
     if not readable(norm) or norm.numel() != 1:
         return None
@@ -161,8 +162,9 @@ def divisions(ratio: Tensor, dtype: torch.dtype, number: bool = False) -> Divisi
 
     If the ratio cannot be read on the host, the only operation is a division. If all ratios are 1,
     there is no operation. Otherwise the tensors are multiplied by the inverse of the ratio. If the
-    dtype cannot represent a ratio or its inverse well, they are also divided by a power of two,
-    which is exact. So the result for a unit does not depend on the ratios of other units.
+    dtype cannot represent a ratio or its inverse well, the tensors are also divided by a power of
+    two. Division by a power of two is exact. So the result for a unit does not depend on the ratios
+    of other units.
 
     Args:
         ratio: The ratio of each unit.
@@ -198,8 +200,9 @@ def in_two(ratio: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def factor_of(ratio: Tensor, dtype: torch.dtype) -> float:
     """Return 1 / ratio for a single ratio.
 
-    It is rounded to float32 for tensors in float32, if float32 can represent it well. So it is
-    bitwise identical to the factor that several units have, which is an element of a tensor.
+    For tensors in float32, the result is rounded to float32 if float32 can represent it well. With
+    several units, each factor is an element of a float32 tensor. So the factor of a unit is bitwise
+    identical in both cases.
     """
     x = ratio.item()
     factor = 1 / x if x else math.copysign(math.inf, x)
@@ -225,7 +228,7 @@ def in_range(x: float, dtype: torch.dtype) -> bool:
 
 
 def _ends(ratio: Tensor) -> tuple[float, float]:
-    """Return the smallest and the largest element of a vector on the host.
+    """Return the smallest and the largest element of a vector as numbers on the host.
 
     Both are NaN if an element is NaN, and 1 if the vector is empty.
     """

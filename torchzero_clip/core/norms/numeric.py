@@ -27,8 +27,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def readable(x: Tensor) -> bool:
     """Return whether the values of a tensor can be read on the host without synchronization.
 
-    This holds for plain tensors on CPU. A TorchFunctionMode may answer False, if its CPU tensors
-    are placeholders for other tensors.
+    This holds for plain tensors on CPU. A TorchFunctionMode may change the result to False, if the
+    CPU tensors of the mode are placeholders for other tensors.
     """
     plain = x.is_cpu and type(x) in REAL and not torch.compiler.is_compiling()
     if plain and has_torch_function_unary(x):
@@ -45,14 +45,14 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def safe_scale(scale: Tensor) -> Tensor:
-    """Replace the elements of a scale that are 0, infinite or NaN by 1, to divide by it."""
+    """Replace the elements of a scale that are 0, infinite or NaN by 1, for a safe division."""
     return scale.masked_fill(~((scale > 0) & (scale < math.inf)), 1)
 
 
 def finite(x: Tensor) -> Tensor:
     """Return a mask of the elements that are neither infinite nor NaN.
 
-    This makes two calls, and torch.isfinite makes four.
+    This function calls two operators, and torch.isfinite calls four.
     """
     return x.abs() < math.inf
 
@@ -94,12 +94,12 @@ def vector_norm(x: Tensor, p: float) -> Tensor:
 
 @as_one_operator
 def eps_of(x: Tensor, dtype: torch.dtype) -> float:
-    """Return the distance from 1 to the next number of a dtype, in which `x` was measured."""
+    """Return the distance from 1 to the next number of a dtype. `x` was computed in this dtype."""
     return torch.finfo(dtype).eps
 
 
 def numbers(values: Sequence[float], like: Tensor | torch.device) -> Tensor:
-    """Return a vector of known numbers, without a copy from the host, which would synchronize.
+    """Return a vector of known numbers. No copy from the host is made, so nothing synchronizes.
 
     Args:
         values: The numbers.

@@ -37,8 +37,9 @@ def percentiles_of_ranks(
 ) -> Tensor:
     """Return percentiles of the absolute values on all ranks of a process group, one per share.
 
-    A rank does not know how many values the other ranks have. So the ranks count digits of 16 bits
-    and add up their counts. As integers, non-negative floats have the same order.
+    A rank does not know how many values the other ranks have. So each rank counts how often each
+    digit of 16 bits occurs, and the ranks add up their counts. This is possible because the bits of
+    non-negative floats, read as integers, have the same order as the floats.
     """
     bits = torch.cat([t.reshape(-1).abs().double() for t in tensors]).view(torch.int64)
     size = torch.full((1,), bits.numel(), dtype=torch.int64, device=bits.device)
@@ -72,9 +73,10 @@ def _of_rows(stack: Tensor, p: float | Tensor) -> Tensor:
 
 
 def _counted(tensors: Sequence[Tensor], rank: int) -> Tensor:
-    """Return the absolute value of a rank (from 0), found by counting 16 bits at a time.
+    """Return the absolute value at position `rank` in ascending order, from 0.
 
-    As integers, non-negative floats have the same order.
+    It is found by counting digits of 16 bits. This is possible because the bits of non-negative
+    floats, read as integers, have the same order as the floats.
     """
     double = torch.float64 in {t.dtype for t in tensors}
     dtype, whole = (torch.float64, torch.int64) if double else (torch.float32, torch.int32)

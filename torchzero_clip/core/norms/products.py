@@ -16,7 +16,7 @@ from torchzero_clip.core.tensor_kinds import wide
 from torchzero_clip.core.torch_private import foreach
 
 Factors = tuple[Tensor, Tensor, Sequence[Tensor]]
-"""Two vectors, and the scale to divide each by: two scales, or none."""
+"""Two vectors, and the scales that divide the vectors: one scale per vector, or no scales."""
 
 
 @as_one_operator
@@ -47,7 +47,7 @@ def products(some: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
 
 
 def entrywise(a: Tensor, b: Tensor) -> Tensor:
-    """Return the products of elements, whose sum is the inner product."""
+    """Return the elementwise products. Their sum is the inner product."""
     if a.is_complex() or b.is_complex():
         return (a.to(torch.complex128).conj() * b).real
     return _product(a, b, ())

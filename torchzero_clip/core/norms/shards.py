@@ -1,7 +1,7 @@
 """Statistics of sharded tensors: one collective for all tensors on one mesh.
 
-The statistic of a shard is a few numbers. All ranks gather the statistics of all shards at once and
-merge them, so every rank has bitwise identical norms.
+The statistic of a shard consists of a few numbers. All ranks gather the statistics of all shards at
+once and merge them. So every rank has bitwise identical norms.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Plan(NamedTuple):
 
     Attributes:
         width: The number of columns that each rank sends.
-        columns: For each unit, the columns of its shards among all gathered columns.
-        entries: For each unit, the numbers of elements of these shards.
-        lengths: For each tensor, the number of its units.
+        columns: For each unit, the indices of its shards' columns among all gathered columns.
+        entries: For each unit, the number of elements in each of its shards.
+        lengths: The number of units in each tensor.
     """
 
     width: int
@@ -41,7 +41,7 @@ class Plan(NamedTuple):
 
 
 class Gathering(NamedTuple):
-    """The tensors on one mesh, whose statistics are gathered in one collective.
+    """The tensors on one mesh. One collective gathers the statistics of these tensors.
 
     Attributes:
         where: The indices of the tensors.
@@ -70,10 +70,10 @@ def gatherings(
 
     Args:
         layouts: The layout of each tensor.
-        dims: The dims that the units of each tensor run along. None means that the tensor is one
+        dims: For each tensor, the dims along which its units run. None means that the tensor is one
             unit.
         device: The device of the statistics.
-        world: The mode of fake statistics, or None: see `_plan`.
+        world: The mode of the statistics if they are fake tensors, or None: see `_plan`.
     """
     meshes = [layout.mesh if layout and layout.split else None for layout in layouts]
 
@@ -116,7 +116,7 @@ def merge_shards(
 def across(
     stats: Tensor, sizes: Tensor, m: Measure, positions: Sequence[int], count: int, group: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return statistics and sizes of units whose tensors are spread over a process group.
+    """Return the statistics and sizes of units that have tensors on several ranks of a group.
 
     Args:
         stats: The statistics on this rank, a column for each unit.
@@ -135,7 +135,7 @@ def across(
 
 
 def _gather(stats: Tensor, groups: Sequence[Any], width: int) -> Tensor:
-    """Return the columns of all ranks next to each other, and a last column of zeros."""
+    """Return the columns of all ranks next to each other, followed by a column of zeros."""
     rows = len(stats)
     missing = width - stats.shape[1]
     sent = torch.nn.functional.pad(stats, (0, missing)) if missing else stats
@@ -155,8 +155,8 @@ def _plan(
 ) -> Plan:
     """Return the plan for tensors on one mesh, from the shards of the ranks at these coordinates.
 
-    The plan has no process groups, because equal meshes may have other groups later. `world` is the
-    mode of fake tensors, or None: a plan for fake tensors has tensors of their mode.
+    The plan contains no process groups, because an equal mesh may have other groups later. `world`
+    is the mode of fake tensors, or None. A plan for fake tensors has tensors of the same mode.
     """
     with without_modes():
         along = [d or range(len(x.shape)) for x, d in zip(layouts, dims, strict=True)]

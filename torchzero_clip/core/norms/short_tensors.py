@@ -1,8 +1,9 @@
-"""Reductions of short tensors on CPU, which are copied into rows of scratch memory.
+"""Reductions of short tensors on CPU: the tensors are copied into rows of scratch memory.
 
-torch reduces all rows in one call. A copy in float64, filled up with zeros to whole rows, takes
-less time than a call for each tensor. The computation for a tensor depends on this tensor alone. So
-its norm is bitwise identical, whatever other tensors are measured at the same time.
+torch then reduces all rows in one call. The copies are in float64. Zeros fill up the last row of
+each tensor. Copying takes less time than one call per tensor. The computation for a tensor does not
+depend on other tensors. So its norm is bitwise identical, whatever other tensors are measured at
+the same time.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ PACKINGS_KEPT = 64
 
 
 class Reduction(NamedTuple):
-    """A reduction of a tensor to one number: of each row first, and then of these numbers.
+    """A reduction of a tensor to one number.
+
+    The reduction first computes a number for each row, and then joins these numbers into one.
 
     Attributes:
-        of_rows: Returns a number for each row. It may overwrite the rows.
-        how: How the numbers of the rows of a tensor are joined.
-        squares: Whether they are joined as the root of the sum of their squares.
+        of_rows: A function that returns a number for each row. It may overwrite the rows.
+        how: How the numbers of a tensor's rows are joined.
+        squares: Whether the numbers are joined as the root of the sum of their squares.
     """
 
     of_rows: Callable[[Tensor], Tensor]
@@ -138,7 +141,7 @@ def rows_of(shape: torch.Size) -> int:
 
 
 class Packings(threading.local):
-    """The scratch memory of a thread, and the packings that were made for it, by shapes."""
+    """The scratch memory of a thread, and the packings for this memory, by tensor shapes."""
 
     def __init__(self) -> None:
         with torch.inference_mode(False):  # an inference tensor could not be written outside

@@ -34,7 +34,7 @@ class SliceRows(NamedTuple):
 
 
 class OfRows(list[Tensor]):
-    """A list of tensors with one number per slice, which are parts of one vector."""
+    """A list of tensors with one number per slice. The tensors are parts of one vector."""
 
     vector: Tensor
     rows: SliceRows
@@ -43,7 +43,10 @@ class OfRows(list[Tensor]):
 def rows_of(
     tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]], dims: Sequence[tuple[int, ...]]
 ) -> SliceRows:
-    """Return the slices of tensors along dims; `shapes` have one number per slice."""
+    """Return the slices of tensors along dims.
+
+    `shapes` are the shapes of tensors that have one number per slice.
+    """
     whole = True
     counts = tuple(map(math.prod, shapes))
     for t, shape in zip(tensors, shapes, strict=True):
@@ -67,7 +70,7 @@ def of_rows(vector: Tensor, rows: SliceRows) -> list[Tensor]:
 
 
 def slice_statistics(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
-    """Return the statistic of each slice along `dims`, as columns; zeros for empty slices."""
+    """Return the statistic of each slice along `dims` as a column. Empty slices have zeros."""
     if not dims or x.numel() == 0:
         lengths = [1 if d in dims or not dims else n for d, n in enumerate(x.shape)]
         return torch.zeros(m.rows, math.prod(lengths), dtype=wide(x.device), device=x.device)
@@ -99,7 +102,7 @@ def statistics_of_slices(
 
 
 def along(grids: Sequence[Tensor], dims: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """Return the norms of grids along some of their dims, at each of their elements."""
+    """Return the norms of grids along some dims, expanded to the elements of the grids."""
 
     def of_one(grid: Tensor, along: tuple[int, ...]) -> Tensor:
         if not grid.numel():

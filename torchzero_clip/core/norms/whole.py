@@ -30,13 +30,13 @@ from torchzero_clip.core.torch_private import foreach
 FEW_ROWS = 2**10
 """The largest length of vectors whose norms are computed in one call for all vectors."""
 CHUNK = 2**16
-"""The number of elements of a CPU tensor that are converted at once, so that they fit in cache."""
+"""The number of elements of a CPU tensor that are converted at once. They must fit in cache."""
 CHUNK_ON_ACCELERATOR = 2**21
-"""The same on an accelerator, where calls are expensive."""
+"""The number of elements that are converted at once on an accelerator (calls are expensive)."""
 ORDERS_IN_ONE_CALL = (1, 2, math.inf)
 """The orders for which torch computes norms of many tensors in one call on an accelerator."""
 SINGLE = frozenset((torch.float32, *HALF))
-"""The dtypes whose squares float64 represents."""
+"""The dtypes whose squares float64 can represent."""
 
 
 @as_one_operator
@@ -64,8 +64,8 @@ def statistics(tensors: Sequence[Tensor], m: Measure) -> Tensor:
 def joint_norm(tensors: Sequence[Tensor], m: Measure) -> Tensor | None:
     """Return the norm of all tensors together, as a vector with one entry.
 
-    This is faster than to join the norms of single tensors. It is only done for the 2-norm of short
-    tensors on CPU. For all others the result is None.
+    This is faster than joining the norms of single tensors. It is only possible for the 2-norm of
+    short tensors on CPU. In all other cases, the result is None.
     """
     if m != NAMED["l2"] or not SINGLE.issuperset(map(DTYPE, tensors)):
         return None
@@ -81,7 +81,7 @@ def joint_norm(tensors: Sequence[Tensor], m: Measure) -> Tensor | None:
 
 
 def largest(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the largest magnitude of each tensor. It is NaN or infinite if an element is."""
+    """Return the largest magnitude of each tensor. If an element is NaN, the magnitude is NaN."""
     return statistics(tensors, NAMED["linf"])[0]
 
 
@@ -165,7 +165,7 @@ def _chunks(x: Tensor, p: float) -> Tensor:
 
 
 def _rows(x: Tensor, p: float) -> Tensor:
-    """Return a vector with the same norm: the norms of all rows, and the elements after them."""
+    """Return a vector with the same norm: the norms of whole rows, and the remaining elements."""
     n = x.numel() // ROW * ROW
     if p == 2 and x.dtype == torch.float32:
         if n == x.numel():
@@ -183,7 +183,7 @@ def _rows(x: Tensor, p: float) -> Tensor:
 
 
 def _rescaled(tensors: list[Tensor], p: float) -> Tensor:
-    """Return the p-norms of tensors, which are divided by their largest magnitude inside."""
+    """Return the p-norms of tensors. Each tensor is first divided by its largest magnitude."""
     norms = _maxima(tensors)
     for i in ((norms > 0) & norms.isfinite()).nonzero().flatten().tolist():
         norms[i] = torch.linalg.vector_norm(tensors[i].double() / norms[i], p) * norms[i]
@@ -248,8 +248,8 @@ def _spread(tensors: list[Tensor], most: int = 0) -> Tensor:
 
     Args:
         tensors: The tensors.
-        most: The largest number of elements that are converted at once on an accelerator. 0 means
-            that it depends on the size of all tensors.
+        most: The largest number of elements that are converted at once on an accelerator. With 0,
+            this number depends on the size of all tensors.
     """
     most = most or portion(tensors, CHUNK_ON_ACCELERATOR)
     small = [i for i, t in enumerate(tensors) if _at_once(t, most)]

@@ -1,4 +1,4 @@
-"""Sharding: the layout of a DTensor's shards, the ranks that hold them, and owners of the whole.
+"""Sharding: the layout of a DTensor's shards, and the ranks that store shards or whole tensors.
 
-Links see plain tensors: of a sharded parameter, they see the shard of this rank.
+Links receive plain tensors. If a parameter is sharded, a link receives the shard of this rank.
 """

@@ -1,8 +1,9 @@
 """Collectives: the ways in which ranks communicate during a step.
 
-torch's own collectives are one operator that starts and another that waits, or only one of both. A
-collective of this file is a single function that also waits. A recorder of a step notes it as one
-node of its graph, and replays it even if this rank does not need the result.
+Some collectives of torch consist of two operators: one starts the communication, and the other
+waits. A collective in this module is a single function that also waits. The graph of a recorded
+step contains this function as one node. A replayed step calls the function even if this rank does
+not need the result.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def collective(form: Callable[..., Tensor]) -> Callable[[F], F]:
     """Turn a function of a tensor and a process group into a collective.
 
-    A TorchFunctionMode receives one call for the whole function. `form` has the same arguments, and
-    returns a tensor like the result without communication.
+    A TorchFunctionMode receives one call for the whole function. `form` has the same arguments. It
+    returns a tensor like the result, but does not communicate.
     """
 
     def decorate(f: F) -> F:
@@ -46,7 +47,7 @@ def form_of(function: Any) -> Callable[..., Tensor] | None:
 
 
 def _found(group: Any) -> Any:
-    """Return a process group, which may be given by its name. None means all ranks."""
+    """Return the process group for a group or the name of a group. None means all ranks."""
     return group_named(group) if isinstance(group, str) else group
 
 
@@ -56,7 +57,7 @@ def _stacked(x: Tensor, group: Any) -> Tensor:
 
 @collective(_stacked)
 def gather(x: Tensor, group: Any) -> Tensor:
-    """Return the tensors of all ranks of a group as one stack. They have the same shape."""
+    """Return the tensors of all ranks of a group as one stack. All must have the same shape."""
     distributed: Any = torch.distributed
     collect = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
     stack = _stacked(x, group)

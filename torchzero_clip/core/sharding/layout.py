@@ -36,7 +36,7 @@ class Layout:
         return frozenset([i for i, p in placed if hasattr(p, "dim") and not p.is_partial()])
 
     def extents(self, coordinate: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the range of the shard at a coordinate in each dim of the tensor.
+        """Return the range of a shard in each dim of the tensor. `coordinate` locates its rank.
 
         Tensor parallelism splits a tensor before FSDP does, although its mesh dim comes after
         FSDP's. torch marks the placement of FSDP as strided in this case.
@@ -58,7 +58,7 @@ class Layout:
         return whole[tuple(here)]
 
     def wrap(self, part: Tensor) -> Tensor:
-        """Return the DTensor with this shard on this rank."""
+        """Return a DTensor whose shard on this rank is `part`."""
         from torch.distributed.tensor import DTensor
 
         size = torch.Size(self.shape)
@@ -68,7 +68,7 @@ class Layout:
         )
 
     def whole(self, part: Tensor) -> Tensor:
-        """Gather the whole tensor, in new memory, from the shards of all ranks: a collective."""
+        """Gather the shards of all ranks into a whole tensor in new memory, by a collective."""
         whole = part.new_zeros(self.shape)
         self.part(whole).copy_(part)
         for d in sorted(self.split):
@@ -85,7 +85,7 @@ def layout_of(tensor: Tensor) -> Layout | None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the shard of a DTensor on this rank, in its own memory, or a plain tensor itself."""
+    """Return this rank's shard of a DTensor, without a copy. Return a plain tensor itself."""
     (part,) = parts([tensor])
     return part.wait() if hasattr(part, "wait") else part  # a collective may still bring it
 
@@ -107,7 +107,7 @@ def whole_of(part: Tensor, layout: Layout | None) -> Tensor:
 
 
 def part_of(whole: Tensor, layout: Layout | None) -> Tensor:
-    """Return this rank's shard of a whole tensor. Without a layout, it is the whole tensor."""
+    """Return this rank's shard of a whole tensor. Without a layout, return the whole tensor."""
     return whole if layout is None else layout.part(whole)
 
 
@@ -142,7 +142,7 @@ def aligned_grads(params: Sequence[Tensor], place: Any) -> list[Tensor | None]:
 
 
 def refuse_flat(params: Sequence[Tensor]) -> None:
-    """Raise TypeError for the flat shards of FSDP1, whose norms are not norms of parameters."""
+    """Raise TypeError for the flat shards of FSDP1. Their norms are not norms of parameters."""
     if "torch.distributed.fsdp" not in sys.modules:
         return
     if any([is_flat(param) for param in params]):

@@ -1,7 +1,7 @@
-"""Owned tensors: one rank stores the whole tensor, and other ranks know its shape and owner.
+"""Owned tensors: one rank stores the whole tensor. Other ranks store only its shape and owner.
 
-Such a tensor is a DTensor on a mesh of its owner alone. In checkpoints it is split into even parts
-like any sharded tensor, so distributed checkpointing can gather, reshard and load it.
+Such a tensor is a DTensor on a mesh that contains only the owner. Checkpoints store the tensor in
+even parts, like any sharded tensor. So distributed checkpointing can gather, reshard and load it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from torchzero_clip.core.torch_private import mesh_of, without_modes
 
 
 def hold(whole: Tensor | None, like: Any, owner: int) -> Tensor:
-    """Return an owned tensor: `whole` on its owner, and None on the other ranks.
+    """Return an owned tensor.
 
-    `like` has the shape, the dtype and the device of the whole tensor.
+    `whole` is the tensor on its owner, and None on the other ranks. `like` has the shape, the dtype
+    and the device of the whole tensor.
     """
     here = torch.empty(0, dtype=like.dtype, device=like.device) if whole is None else whole
     return Layout(mesh_of(like.device.type, owner), (_replicate(),), tuple(like.shape)).wrap(here)
@@ -44,12 +45,12 @@ def evenly(layout: Layout, shape: Sequence[int]) -> Layout:
 
 
 def spread(tensors: Sequence[Tensor], layouts: Sequence[Layout]) -> list[Tensor]:
-    """Return owned tensors, or tensors that every rank has, in even parts: a collective."""
+    """Split owned tensors, or tensors that every rank has, into even parts by a collective."""
     return _moved(tensors, layouts, [owner_of(t) for t in tensors], _spread)
 
 
 def collect(parts: Sequence[Tensor], layouts: Sequence[Layout], owners: Sequence[Any]) -> Any:
-    """Return tensors in even parts as owned tensors, or as a whole if the owner is None.
+    """Convert tensors in even parts to owned tensors, or to whole tensors if the owner is None.
 
     This is a collective.
     """

@@ -1,8 +1,8 @@
-"""Owners: each sharded tensor is processed by one rank, so that no work is done twice.
+"""Owners: one rank processes each sharded tensor, so that no work is done twice.
 
 The shards of a tensor go to its owner, which then has the whole tensor. The owner sends the result
-back in shards. Each way is one `all_to_all_single` for all tensors of one shape. Shards may be
-uneven or empty, and nothing is padded. On a mesh of several dims that has all ranks, replicas share
+back in shards. Each direction is one `all_to_all_single` for all tensors of one shape. Shards may
+be uneven or empty. Nothing is padded. If a mesh of several dims contains all ranks, replicas share
 the work.
 """
 
@@ -37,10 +37,11 @@ def by_owners(
         lists: One or more lists with this rank's shard of each tensor. The tensors at one index
             have the same layout.
         layouts: The layout of each tensor.
-        owners: The owner of each tensor, from `owners_of`. A tensor without one is gathered and
-            processed on every rank.
-        work: Called with the indices of some tensors, and for each list with these tensors as a
-            whole, in memory that it may write. It returns a tensor for each index.
+        owners: The owner of each tensor, from `owners_of`. A tensor without an owner is gathered
+            and processed on every rank.
+        work: A function that processes whole tensors. Its arguments are the indices of some
+            tensors, and for each list these tensors as a whole. The function may change the tensors
+            in place. It returns a tensor for each index.
     """
 
     def results(indices: list[int]) -> list[Tensor]:
@@ -67,7 +68,7 @@ def owners_of(
 
     Args:
         layouts: The layout of each tensor.
-        costs: The cost of each tensor for its owner, by which the loads of the ranks are balanced.
+        costs: The cost of each tensor for its owner. The loads of the ranks are balanced by cost.
         known: The owners that tensors already have.
     """
     routes = _routes(layouts)
@@ -109,9 +110,9 @@ def _routes(layouts: Sequence[Layout | None]) -> list[tuple[Any, tuple[int, ...]
 def route(layout: Layout) -> tuple[Any, Coordinates]:
     """Return the process group that brings a tensor to an owner, and its ranks' coordinates.
 
-    There is none (None and an empty tuple) for a tensor that is not split. There is also none for a
-    tensor that is split along two dims of a mesh without all ranks, because its ranks share no
-    process group.
+    Return None and an empty tuple if the tensor is not split. Return the same if the tensor is
+    split along two dims of a mesh that does not contain all ranks. In this case, the ranks of the
+    tensor share no process group.
     """
     if layout.split and layout.mesh.ndim > 1 and (every := all_coordinates(layout.mesh)):
         return torch.distributed.group.WORLD, every
@@ -176,7 +177,8 @@ class Exchange:
     def _sends(self, k: int, sender: int, owner: int) -> bool:
         """Return whether a rank sends its shard to the owner.
 
-        Several ranks may have equal shards. The rank in the owner's replica sends its shard.
+        Several ranks may have equal shards. Then only the rank in the owner's replica sends its
+        shard.
         """
         a = self.coordinates[sender]
         b = self.coordinates[owner]

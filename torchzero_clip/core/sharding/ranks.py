@@ -22,18 +22,18 @@ def dims_of(layouts: Sequence[Layout]) -> tuple[int, ...]:
 
 
 def groups_of(mesh: Any, dims: Sequence[int]) -> list[Any]:
-    """Return the process groups along dims of a mesh. They may differ from an earlier call."""
+    """Return the process groups along dims of a mesh. Later calls may return other groups."""
     return [mesh.get_group(d) for d in dims] or [torch.distributed.group.WORLD]
 
 
 def coordinates_of(mesh: Any, dims: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return the mesh coordinates of the ranks, in the order in which they are gathered."""
+    """Return the mesh coordinates of the ranks, in the order of gathered tensors."""
     return _along(mesh, dims, tuple(mesh.get_coordinate())) if dims else all_coordinates(mesh)
 
 
 @functools.lru_cache(maxsize=64)
 def _along(mesh: Any, dims: tuple[int, ...], here: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return the coordinates of the ranks along some dims of a mesh, seen from a coordinate."""
+    """Return the coordinates of the ranks that differ from `here` at most in these dims."""
     coordinates = [here]
     for d, group in zip(dims, groups_of(mesh, dims), strict=True):
         with without_modes():
