@@ -106,7 +106,7 @@ class Lines:
             self._block(list(block))
 
     def _block(self, ops: Sequence[Op]) -> None:
-        """Write statements with one mask, under the condition that it selects a parameter."""
+        """Write the statements of one mask, under an `if` that tests for selected parameters."""
         mask = _mask(ops[0])
         if mask is None:
             for op in ops:

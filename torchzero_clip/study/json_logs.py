@@ -84,7 +84,7 @@ def parsed_line(line: str) -> Any:
 
 
 def flattened(row: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
-    """Yield the name and the value of each number in an object, both as text.
+    """Yield the name and the text of each value in an object.
 
     A value inside an inner object has a name such as "outer/inner".
     """

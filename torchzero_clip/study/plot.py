@@ -41,7 +41,7 @@ TITLE_LENGTH = 76
 SHORT_TITLE_LENGTH = 48
 """The largest number of characters in a line of a title, if a color scale is next to it."""
 UNITS_NAMED = 12
-"""The largest number of rows in a map for which the rows are labeled with names."""
+"""The largest number of rows of a map that are labeled with a name."""
 NAME_LENGTH = 24
 """The largest number of characters in the name of a row."""
 LABEL_LENGTH = 16

@@ -151,7 +151,7 @@ class Trace:
 
     @classmethod
     def from_log(cls, log: Log, name: str | None = None) -> Self:
-        """Return the trace in a log. `name` is the column of the norms, as for `read`."""
+        """Return the trace in a log. `name` is the column of the norms, as in `read`."""
         name = log.choose(name)
         return cls._from_columns(*log.columns(name), name)
 
@@ -244,7 +244,7 @@ def norm_of_all(norms: Tensor) -> Tensor:
 
 
 def _open(path: str | PathLike[str]) -> io.TextIOWrapper:
-    """Open a text file for writing. A ".gz" file has no time stamp: equal runs give equal files."""
+    """Open a text file for writing. A ".gz" file has no time stamp, so equal runs look the same."""
     path = Path(path)
     if path.suffix != ".gz":
         return open(path, "w", newline="", encoding="utf-8")

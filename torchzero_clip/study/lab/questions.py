@@ -74,7 +74,7 @@ def is_whole(value: Any) -> TypeGuard[int]:
 
 
 def shown(value: Any) -> str:
-    """Return the beginning of a value for an error message. For a list or dict, return its type."""
+    """Return the beginning of a value, or the kind of a list or dict, for an error message."""
     for kind, name in ((dict, "an object"), (list, "a list")):
         if isinstance(value, kind):
             return f"{name} of length {len(value)}"
