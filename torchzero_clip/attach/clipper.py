@@ -85,7 +85,7 @@ class Clipper(ChainRunner):
         return total if closure is None else loss
 
     def _through(self, step: Step) -> Records:
-        """Send the gradients through the chain, and drop each gradient that does not come back."""
+        """Send the gradients through the chain. Drop gradients that the chain does not return."""
         record = super()._through(step)
         if unwritten := record.pop(UNWRITTEN):
             step.notes.host("gradients are left out on the host: p.requires_grad_(False)")

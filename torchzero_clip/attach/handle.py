@@ -101,7 +101,7 @@ class Attached(Clipper):
         return super()._begin(name, loss)
 
     def _follow(self) -> None:
-        """Take over parameters that were added to the optimizer, or exchanged in it."""
+        """Update the handle after parameters were added to the optimizer, or replaced in it."""
         optimizer = self._optimizer()
         if optimizer is None:
             raise RuntimeError("the optimizer that this handle was attached to is gone")
@@ -255,7 +255,7 @@ class Attached(Clipper):
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Rewrite the gradients now, or after every evaluation of the closure."""
+        """Rewrite the gradients now, or after every call of the closure if there is one."""
         if self.after is not None:
             averages.refuse(self.after, "step()", shown=True)
             self._follow()

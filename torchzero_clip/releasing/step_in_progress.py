@@ -113,7 +113,7 @@ class JointRecord:
 
     @property
     def limits(self) -> list[Tensor]:
-        """The limits of all units, in one vector, because each tensor is in one group."""
+        """The limits of all units, in a list with one vector. Each tensor is in one group."""
         pairs = [(record.limits[0], record.norm) for record in self.records]
         limits = [
             torch.as_tensor(limit, device=norm.device).expand_as(norm) for limit, norm in pairs

@@ -55,7 +55,7 @@ class Table:
     Args:
         last: The number of the step before the first row.
 
-        Attributes:
+    Attributes:
         stride: The number of steps in a row.
         last: The number of the last step.
         steps: The number of the last step in each row.
@@ -183,7 +183,7 @@ class Column:
     Args:
         reduce: The reduction of several steps to one value: "amax", "amin", or "sum" for the mean.
 
-        Attributes:
+    Attributes:
         reduce: The reduction.
         vector: Whether the metric is a vector in any row.
         units: The units, sorted. So they do not depend on the order in which they were added.
