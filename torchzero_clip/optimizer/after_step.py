@@ -84,7 +84,7 @@ class AfterStep(ChainRunner):
         return buckets
 
     def _zero_update(self, p: Tensor) -> Tensor | None:
-        """Return zeros for a parameter that has a gradient, in the memory of one element."""
+        """Return zeros if a parameter has a gradient. The zeros share the memory of one element."""
         if self.place.of(p) is None:
             return None
         return torch.zeros_like(p) if is_sharded(p) else p.new_zeros(()).expand(p.shape)

@@ -112,7 +112,7 @@ class Checkpoint:
                 self.layout.check_parameter(where, of_param, shared, p, clips, name)
 
     def adapt(self) -> None:
-        """Drop the state of roundings that this optimizer does not use, and warn about it."""
+        """Drop the state of roundings that are not in use, and warn if the roundings differ."""
         rounding = self.layout.rounding
         params = list(self.params())
         counts = [*ROUNDS] if rounding == "stochastic" else []
@@ -173,7 +173,7 @@ class Checkpoint:
             share_vectors(states, [key])
 
     def _contents(self, group: Mapping[str, Any]) -> str:
-        """Describe the hyperparameters and state of another chain's checkpoint, for an error."""
+        """Return an error text about hyperparameters and state in another chain's checkpoint."""
         live = sorted(set(group) - RESERVED)
         states = [self.state.get(index, {}) for index in group["params"]] + [group["chain"]]
         paths = {key.rpartition("/")[0] for state in states for key in state if is_links(key)}
