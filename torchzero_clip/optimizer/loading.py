@@ -56,6 +56,7 @@ def keep_own_values(
         theirs: The groups of the checkpoint. The function changes them.
         ours: The groups of the optimizer.
         keys: The keys of the optimizer's hyperparameters.
+        names: The names of the hyperparameters that keep our values.
     """
     for name in names:
         key = keys.aliases.get(name, name)

@@ -140,7 +140,7 @@ class Functions:
     def _outside(
         self, function: FunctionType, names: Collection[str], returns: str
     ) -> dict[str, str]:
-        """Return what stands in the file for each global or nonlocal name that a function uses."""
+        """Return the text that replaces each global or nonlocal name that a function uses."""
         around = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
         texts: dict[str, str] = {}
         for name in sorted(names):
@@ -173,7 +173,7 @@ def _is_plain(x: Any) -> bool:
 
 
 class _Renamed(ast.NodeTransformer):
-    """Replaces each name by the text that stands for it in the file."""
+    """Replaces names in a syntax tree by other texts."""
 
     def __init__(self, known: dict[str, str]) -> None:
         self.known = known

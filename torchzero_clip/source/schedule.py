@@ -29,7 +29,7 @@ def needed(ops: Sequence[Op]) -> list[Op]:
 
 
 def rebound(ops: Sequence[Op], passed_on: Collection[Value]) -> list[Op]:
-    """Replace a copy that an in-place operator follows with one out-of-place operator.
+    """Replace a copy and the in-place operator after it with one out-of-place operator.
 
     `x.copy_(y)` followed by an in-place operator of x becomes `x = operator(y)`. If an in-place
     operator without other operands follows `x = y.clone()`, both become `x = operator(y)`. A list
@@ -114,7 +114,7 @@ def depends(ops: Sequence[Op]) -> list[set[int]]:
 
 
 def phases(ops: Sequence[Op]) -> None:
-    """Set the phase of each operation."""
+    """Set the phase of each operation: even for all groups together, odd in a loop."""
     before = depends(ops)
     last = 1
     for i, op in enumerate(ops):

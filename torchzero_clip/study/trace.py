@@ -48,6 +48,7 @@ class Trace:
         known: A bool tensor that is True for each norm that is known.
         logged: The other values, in float64 on the CPU.
         stride: The number of steps in each row.
+        steps: The number of the last step of each row.
 
     Example:
         >>> import torch

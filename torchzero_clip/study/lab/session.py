@@ -339,6 +339,7 @@ def numbers(steps: Steps, skip: int = 0) -> dict[str, str]:
 
     Args:
         steps: The effect of the rule on each step.
+        skip: The number of steps to skip at the beginning.
     """
     return {name: packed(x[skip:]) for name, x in steps._asdict().items()}
 

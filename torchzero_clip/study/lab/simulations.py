@@ -36,6 +36,8 @@ class Steps(NamedTuple):
 
     Attributes:
         limit: The limit of the global norm, or NaN if no unit had a gradient.
+        left: The global norm after the rule.
+        clipped: The number of units that were clipped.
     """
 
     limit: Tensor
@@ -116,6 +118,7 @@ class Preview(NamedTuple):
         every: The sample has one row out of every `every` rows.
         rows: The rows in the sample.
         steps: The effect of the rule on the sample, as if the sample were the whole run.
+        seconds: How many seconds a step has taken on average.
     """
 
     every: int
