@@ -1,4 +1,4 @@
-"""python -m torchzero_clip: print the versions and rules, explain a rule, or run a command."""
+"""The program `python -m torchzero_clip`: print versions, explain a rule, or run a command."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from torchzero_clip.published import NAMES, instead_of, links_of
 WIDTH = 100
 public = partial(getattr, torchzero_clip)
 BASES = ("AdaptiveRule", "Criterion")
-"""Base classes in `modules`, which are no rules themselves."""
+"""Base classes in `modules` that are not rules themselves."""
 COMMANDS = {
     "simulate": "study.simulate_command:command",
     "lab": "study.lab.lab_command:command",
     "audit": "audit.audit_command:audit_command",
     "audit-clip": "audit.audit_command:audit_clip_command",
 }
-"""The function that yields the lines of each command; its module is imported on first use."""
+"""For each command, the function that yields its output. The module is imported on first use."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print what the arguments ask for; an unknown name ends in an error and exit code 2."""
+    """Print the output for the arguments. An unknown name prints an error and exits with code 2."""
     if arguments is None:
         arguments = sys.argv[1:]
     if arguments and arguments[0] in COMMANDS:
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def command(word: str) -> Callable[[Sequence[str]], Iterator[str]]:
-    """Return the function of a command, which yields lines for the arguments after the word."""
+    """Return the function that yields the output of a command for the remaining arguments."""
     module, _, name = COMMANDS[word].partition(":")
     function: Callable[[Sequence[str]], Iterator[str]]
     function = getattr(importlib.import_module(f"torchzero_clip.{module}"), name)
@@ -84,7 +84,7 @@ def command(word: str) -> Callable[[Sequence[str]], Iterator[str]]:
 
 
 def everything() -> Iterator[str]:
-    """Yield the versions that are installed, and the rules by folder."""
+    """Yield the installed versions, and the rules of each folder."""
     yield from table([("torchzero_clip", torchzero_clip.__version__), *surroundings()])
     folders: dict[str, list[tuple[str, str]]] = {}
     for name in torchzero_clip.__all__:
@@ -112,7 +112,7 @@ def surroundings() -> Iterator[tuple[str, str]]:
 
 
 def table(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Yield the lines of a table with two columns; text in the second column is wrapped."""
+    """Yield the lines of a table with two columns. Text in the second column is wrapped."""
     indent = max([len(left) for left, _ in rows if len(left) < WIDTH // 2], default=0) + 4
     for left, right in rows:
         lines = textwrap.wrap(right, WIDTH - indent) or [""]
@@ -141,7 +141,7 @@ def recipe(name: str) -> Iterator[str]:
 
 
 def source_of(chain: torchzero_clip.Chain) -> str:
-    """Return the text of a file of plain torch for a chain."""
+    """Return the text of a file that runs a chain and imports only torch."""
     return torchzero_clip.Modular([torch.nn.Parameter(torch.zeros(1))], chain).to_source()
 
 

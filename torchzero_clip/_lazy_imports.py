@@ -1,4 +1,4 @@
-"""Attributes of the package that are imported on first use, and hints for names it lacks."""
+"""Attributes of the package that are imported on first use, and hints for unknown names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 STUDY = ("Recorder", "Simulation", "Trace", "simulate")
 RECOVERING = ("Back", "Recover")
 SHOWN = {"sgd": {"momentum": 0.9}}
-"""Arguments for the chain in a hint: with its defaults, this chain would lack its main link."""
+"""Arguments for the chain in a hint. With default arguments, the chain has no main link."""
 
 
 def __dir__() -> list[str]:
@@ -20,7 +20,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import an attribute on first use, or raise an error that says what to write instead.
+    """Import an attribute on first use, or raise an error with the right code for the user.
 
     The name of an optimizer, as in `from torchzero_clip import AdamW`, raises an ImportError,
     because the import statement drops the message of an AttributeError.

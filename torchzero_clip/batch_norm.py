@@ -1,4 +1,4 @@
-"""Batch norm statistics for averaged weights, whose running statistics are not known."""
+"""Batch norm statistics for averaged weights. Training computes no such statistics."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ def fresh_batch_norm(
     """Recompute the running statistics of batch norm for the current weights, inside a context.
 
     `torch.optim.swa_utils.update_bn` passes the batches through the model. At the end of the
-    context all buffers get their former values back.
+    context, all buffers get their old values back.
 
     Args:
         model: The model. A model without batch norm is not changed.
         loader: An iterable of batches. A batch is a tensor, or a tuple or list whose first element
             is the input of the model.
-        device: The device to which batches are moved first. By default they are not moved.
+        device: The device to which each batch is moved before it passes the model. By default
+            batches are not moved.
 
     Example:
         >>> import torch

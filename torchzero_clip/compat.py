@@ -1,8 +1,8 @@
-"""torch's functions that clip gradients, with torch's arguments and exact norms.
+"""Replacements for torch's functions that clip gradients, with exact norms.
 
 `from torchzero_clip.compat import clip_grad_norm_, clip_grad_value_` replaces the same import from
-`torch.nn.utils`, and no call has to change. The module also has `get_total_norm` and
-`clip_grads_with_norm_`, which are the two halves of `clip_grad_norm_`.
+`torch.nn.utils`. Calls do not change. The module also has the two halves of `clip_grad_norm_`:
+`get_total_norm` and `clip_grads_with_norm_`.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def clip_grad_norm_(
     Args:
         parameters: A parameter, or an iterable of parameters.
         max_norm: The largest norm allowed.
-        norm_type: The order of the norm: any number, including negative ones, or "inf". 0 counts
-            the elements that are not zero, whereas torch counts tensors that are not zero.
+        norm_type: The order of the norm: any number, including negative numbers, or "inf". 0 counts
+            the nonzero elements, whereas torch counts the nonzero tensors.
         error_if_nonfinite: Whether to raise RuntimeError if the norm is NaN or infinite. As in
-            torch, it also raises if powers of the elements overflow although the norm would not.
-            This synchronizes with the device.
+            torch, the error is also raised if powers of the elements overflow but the norm does
+            not. This check synchronizes with the device.
         foreach: Ignored. torch's function has this argument; here there is one implementation.
         process_group: The processes that have other parameters of the same model, such as the
             stages of a pipeline. The norm then covers the parameters of all these processes.
@@ -61,8 +61,8 @@ def clip_grad_norm_(
 
     Returns:
         The norm before clipping, a 0-dim tensor with the device and the dtype of the gradients. If
-        all gradients are sharded over one mesh and there is no `process_group`, it is a DTensor, as
-        in torch, but every rank has the whole norm.
+        one mesh shards all gradients and there is no `process_group`, the norm is a DTensor, as in
+        torch. But every rank has the whole norm.
 
     Example:
         >>> import torch
@@ -156,12 +156,12 @@ def clip_grads_with_norm_(
     *,
     grad: Where = "grad",
 ) -> None:
-    """Clip gradients by a norm that is known, as `torch.nn.utils.clip_grads_with_norm_` does.
+    """Clip gradients by a given norm, as `torch.nn.utils.clip_grads_with_norm_` does.
 
     Args:
         parameters: A parameter, or an iterable of parameters.
         max_norm: The largest norm allowed.
-        total_norm: The norm, as `get_total_norm` returns it. If it is within the limit, the
+        total_norm: The norm that `get_total_norm` returned. If this norm is within the limit, the
             gradients stay bitwise identical.
         foreach: Ignored. torch's function has this argument; here there is one implementation.
         grad: The place of gradients that are not in `.grad`: the name of an attribute such as
@@ -192,7 +192,7 @@ def _clip(
     process_group: Any,
     place: GradPlace,
 ) -> Tensor:
-    """Clip the gradients by the rule, and return the norm of this order before clipping."""
+    """Clip the gradients by a rule, and return their norm before clipping."""
     units, norm, total = _measured(
         rule, params, grads, order, error_if_nonfinite, process_group, place
     )
@@ -213,7 +213,7 @@ def _measured(
     """Measure the gradients.
 
     Returns:
-        The gradients as units, the norm of each unit, and the norm in the form of torch's function.
+        The gradients as units, the norm of each unit, and the norm in the form that torch returns.
     """
     units = rule.units(buckets_of(rule, params, process_group, place))
     norm = units.norm() if order >= 0 else _negative(units)
@@ -228,7 +228,7 @@ def _measured(
 
 
 def _on_mesh(total: Tensor, grads: list[Tensor]) -> Tensor:
-    """Return the norm as torch does: as a DTensor if all gradients are sharded over one mesh."""
+    """Return the norm in torch's form. It is a DTensor if one mesh shards all gradients."""
     layouts = {layout_of(g) for g in grads}
     meshes = [layout.mesh for layout in layouts if layout is not None]
     if len(meshes) < len(layouts) or any(mesh != meshes[0] for mesh in meshes):
@@ -239,7 +239,7 @@ def _on_mesh(total: Tensor, grads: list[Tensor]) -> Tensor:
 
 
 def _holder(grad: Tensor) -> Tensor:
-    """Return a parameter with this gradient, in the memory of the gradient.
+    """Return a parameter with a given gradient. The parameter shares the gradient's memory.
 
     A Partial gradient, which tensor parallelism produces, is first summed over the ranks.
     """
@@ -249,7 +249,7 @@ def _holder(grad: Tensor) -> Tensor:
 
 
 def _empty_parameter(params: list[Tensor]) -> Tensor:
-    """Return a parameter without elements, whose gradient has the norm 0."""
+    """Return a parameter without elements. The norm of its gradient is 0."""
     empty = params[0].new_empty(0) if params else torch.empty(0)
     empty.grad = torch.empty_like(empty)
     return empty
@@ -271,7 +271,7 @@ def _negative(units: Units) -> Tensor:
 
 
 def _finite(total: Tensor, order: float) -> bool:
-    """Return whether torch's norm is finite: Σ|x|ᵖ may not overflow, nor vanish if p < 0."""
+    """Return whether torch's norm is finite: Σ|x|ᵖ must not overflow, or vanish if p < 0."""
     if not math.isfinite(order) or order == 0:
         return bool(total.isfinite())
     power = total.to(torch.promote_types(total.dtype, torch.float32)) ** order

@@ -11,7 +11,7 @@ from torch import Tensor
 
 GUARD = ("skipped", "consecutive", "why")
 KEEPS = {"norm": "amax", "limit": "amin", **dict.fromkeys(GUARD, "amax")}
-"""The reduction of several values to one, by the last part of the metric's name; else the mean."""
+"""For the last part of a metric's name, the reduction to one value. The default is the mean."""
 
 
 @overload
@@ -60,7 +60,7 @@ def to_floats(metrics: Mapping[str, Any], *, single: bool = False) -> Any:
 
 
 def _reduced(name: str, values: Tensor) -> Tensor:
-    """Return one number for the values of a metric, by the reduction that a Recorder uses too."""
+    """Reduce the values of a metric to one number. A Recorder uses the same reduction."""
     reduction = KEEPS.get(name.rpartition("/")[2], "mean")
     number: Tensor = getattr(values, reduction)()
     return number

@@ -42,9 +42,9 @@ from torchzero_clip.optimizer.keys import GroupKeys
 Params: TypeAlias = "Tensor | Iterable[Tensor]"
 R = TypeVar("R", bound=Transform)
 RULES_KEPT = 64
-"""The number of rules, and of bound rules, that are kept for later calls."""
+"""The number of rules that stay in memory for later calls."""
 PLAIN_DTYPES = (torch.float32, torch.float64)
-"""The dtypes in which a helper divides gradients; other dtypes are converted to a wider one."""
+"""The dtypes in which gradients are divided. Other dtypes are first converted to a wider one."""
 
 
 @torch.no_grad()
@@ -58,9 +58,9 @@ def clip_grad_norm_(
     min_norm: float | None = None,
     error_if_nonfinite: bool = False,
 ) -> Tensor:
-    """Clip the norm of each gradient in place, or with dim="global" the norm of all gradients.
+    """Clip the norm of each gradient in place. With dim="global", clip the norm of all gradients.
 
-    With dim="global" it clips the same norm as torch's own function.
+    With dim="global", the function clips the same norm as torch's own function.
 
     Args:
         params: A parameter, or an iterable of parameters.
@@ -68,11 +68,12 @@ def clip_grad_norm_(
         ord: The kind of norm: a number, or a name such as "l1", "linf", "std" or "mad".
         dim: The unit whose norm is clipped: None for each gradient, an int or several ints for
             each slice along these dims, "global" for all gradients together. The default is None.
-            If there are several gradients and `dim` is not given, there is a warning, because
+            If there are several gradients and you do not pass `dim`, the function warns, because
             torch's own function clips all gradients together.
         inverse_dims: Whether to use all dims except `dim`.
         min_size: The smallest unit that is clipped. Units with fewer elements are not changed.
-        min_norm: The smallest norm allowed. Smaller norms are scaled up to it, except zeros.
+        min_norm: The smallest norm allowed. Smaller norms are scaled up to `min_norm`, except norms
+            of zero.
         error_if_nonfinite: Whether to raise RuntimeError if the total norm is NaN or infinite. This
             synchronizes with the device.
 
@@ -162,9 +163,10 @@ def normalize_grads_(
 def centralize_grads_(
     params: Params, dim: Scope = None, inverse_dims: bool = False, min_size: int = 2
 ) -> None:
-    """Subtract the mean of every gradient from it in place.
+    """Subtract from every gradient its mean, in place.
 
-    With dim=0 and inverse_dims=True it centralizes as the paper on gradient centralization does.
+    With dim=0 and inverse_dims=True, the function does the same as the paper on gradient
+    centralization.
 
     Args:
         params: A parameter, or an iterable of parameters.
@@ -191,7 +193,8 @@ def clip_grad_percentile_(
     Args:
         params: A parameter, or an iterable of parameters.
         percentile: A number between 0 and 100.
-        dim: None for a percentile of each gradient, "global" for one percentile of all elements.
+        dim: None for a separate percentile of each gradient, "global" for one percentile of all
+            elements.
 
     Example:
         >>> import torch
@@ -234,7 +237,7 @@ _Between.__name__ = "clip_grad_norm_"  # error messages name the function that t
 
 
 def rule_of(kind: Callable[..., R], *args: Any) -> R:
-    """Return a rule that writes gradients in place; calls with equal arguments share one."""
+    """Return a rule that writes gradients in place. Calls with equal arguments share one rule."""
     if torch.compiler.is_compiling():  # torch.compile warns about cached functions
         return kind(*args, target="grad")
     try:
@@ -246,12 +249,12 @@ def rule_of(kind: Callable[..., R], *args: Any) -> R:
 
 @functools.lru_cache(maxsize=RULES_KEPT, typed=True)
 def _cached_rule(kind: Callable[..., Any], *args: Any) -> Any:
-    """Return the rule for these arguments, which is kept for later calls."""
+    """Return the rule for these arguments, and keep the rule for later calls."""
     return kind(*args, target="grad")
 
 
 def _bound(rule: Transform) -> tuple[Link, dict[str, Any]]:
-    """Return the link of a chain that has only this rule, and the rule's live values."""
+    """Return the link of a chain that has only this rule, and the hyperparameters of the rule."""
     (link,) = bind(Chain(rule))
     return link, GroupKeys([link]).defaults
 
@@ -260,7 +263,7 @@ _cached_bound = functools.lru_cache(maxsize=RULES_KEPT)(_bound)
 
 
 def listed(params: Params) -> list[Tensor]:
-    """Return the parameters as a list, each once, because tied parameters may be listed twice."""
+    """Return a list with each parameter once, because tied parameters may be listed twice."""
     if isinstance(params, torch.nn.Module):
         raise TypeError("a helper takes parameters, got a module: pass model.parameters()")
     return [params] if isinstance(params, Tensor) else list(dict.fromkeys(params))
@@ -269,7 +272,7 @@ def listed(params: Params) -> list[Tensor]:
 def buckets_of(
     rule: Transform, params: Params, process_group: Any = None, place: GradPlace = USUAL
 ) -> list[Bucket]:
-    """Return the gradients in buckets, as a rule receives them."""
+    """Return the gradients in buckets, the form in which a rule receives gradients."""
     if getattr(rule, "scope", None) == "layer":
         raise ValueError(
             "dim='layer' needs the names of the parameters, which a helper does not see: use "
@@ -287,7 +290,7 @@ def buckets_of(
 
 @traced
 def apply(rule: Transform, params: Params, place: GradPlace = USUAL) -> bool:
-    """Apply a rule to the gradients, and return whether there were any."""
+    """Apply a rule to the gradients, and return whether any parameter has a gradient."""
     buckets = buckets_of(rule, params, place=place)
     for bucket in buckets:
         refuse_complex(bucket)
@@ -297,7 +300,7 @@ def apply(rule: Transform, params: Params, place: GradPlace = USUAL) -> bool:
 
 
 def _apply_or_warn(rule: Transform, params: Params) -> None:
-    """Apply a rule to the gradients, and warn if there are none."""
+    """Apply a rule to the gradients, and warn if no parameter has a gradient."""
     if not apply(rule, params):
         _warn_of_none()
 
@@ -313,7 +316,7 @@ def _warn_of_none() -> None:
 
 @traced
 def _apply_norm_rule(rule: NormRule, params: Params, error_if_nonfinite: bool = False) -> Tensor:
-    """Apply a norm rule to the gradients, and return the norm of all gradients before it."""
+    """Apply a norm rule to the gradients, and return the norm of all gradients before the rule."""
     tensors = listed(params)
     refuse_flat(tensors)
     with_grad = [p for p in tensors if p.grad is not None]
@@ -340,7 +343,7 @@ def _apply_norm_rule(rule: NormRule, params: Params, error_if_nonfinite: bool = 
 
 
 def _check_finite(total: Tensor, error_if_nonfinite: bool) -> None:
-    """Raise RuntimeError if the norm is not finite and the caller asked for an error."""
+    """Raise RuntimeError if the norm is not finite and `error_if_nonfinite` is true."""
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(
             f"clip_grad_norm_: the norm of the gradients is {total.item()}; with "
@@ -349,7 +352,7 @@ def _check_finite(total: Tensor, error_if_nonfinite: bool) -> None:
 
 
 def _values(rule: NormRule) -> Group:
-    """Return the live values of a rule that is the only link of its chain."""
+    """Return the hyperparameters of a rule that is the only link of its chain."""
     link, defaults = _cached_bound(rule)
     return link.values(defaults)
 
@@ -384,7 +387,7 @@ class PlainGradients(Cells):
         return self._norms(1)[0]
 
     def too_small(self, size: int) -> Tensor | None:
-        """Return which units have fewer elements than `size`, or None if no unit has."""
+        """Return which units have fewer elements than `size`, or None if no unit is so small."""
         sizes = [sum(self.sizes)] if self.joint else self.sizes
         if size <= 1 or min(sizes) >= size:
             return None
@@ -405,7 +408,7 @@ class PlainGradients(Cells):
                 u = u.mul_(x)
 
     def _norms(self, units: int) -> Tensor:
-        """Return the norms of one unit with all gradients, or of one unit for each gradient."""
+        """Return the norm of all gradients if they are one unit, otherwise of each gradient."""
         if self._stats is None:
             self._stats = norms.statistics(self.grads, self.order)
         table = self._stats.view(len(self._stats), units, -1)

@@ -1,4 +1,4 @@
-"""Parameter groups of a model, by the kinds and the names of its parameters."""
+"""The function `groups`, which splits the parameters of a model into parameter groups."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.user_warnings import warn
 
 LayerPlace = tuple[float, ...]
-"""A position by which the layers of a model are sorted."""
+"""A sort key for the layers of a model."""
 JOINS_THE_LAYER_BEFORE = 99999  # timm's convention for the last number of a position
 BLOCK = re.compile(r"(?:[^.]+\.)*?\d+(?=\.)")
-"""A parameter's name up to its first number, such as "encoder.layer.3"."""
+"""The pattern of a parameter's name up to the first number, such as "encoder.layer.3"."""
 
 
 def groups(
@@ -33,26 +33,27 @@ def groups(
 ) -> list[dict[str, Any]]:
     """Return parameter groups of a model: no decay for vectors, layer decay, and values by name.
 
-    The groups are plain dicts with "params" and "param_names", for any torch optimizer. A value
-    that no rule sets is left to the optimizer. Parameters that do not require gradients are
+    The groups are plain dicts with "params" and "param_names", for any torch optimizer. If no rule
+    sets a value, the optimizer uses its default. Parameters that do not require gradients are
     skipped.
 
     Args:
         model: The model.
         rules: A dict from patterns of parameter names, such as "head.*" or "*.bias | *norm*", to
             values of a group, such as {"lr": 1e-4}. If several rules set the same value of a
-            parameter, the first rule wins. A pattern, or a part of it between bars, that matches
-            no parameter raises an error. So does a rule that never wins.
-        lr: The learning rate of parameters to which no rule gives one.
-        layer_decay: The factor between the learning rates of a layer and of the layer after it.
-            The last layer has the full learning rate. If neither `lr` nor a rule gives a learning
-            rate, the group stores the factor as "lr_scale", which timm's schedulers read, and a
-            warning says so.
+            parameter, the first rule wins. Bars separate the parts of a pattern. If a pattern or a
+            part matches no parameter, the function raises an error. If a rule never wins, it also
+            raises an error.
+        lr: The learning rate of parameters without a learning rate from a rule.
+        layer_decay: The learning rate of each layer is the learning rate of the next layer, times
+            this factor. The last layer has the full learning rate. If neither `lr` nor a rule gives
+            a learning rate, the group stores the factor as "lr_scale", and the function warns.
+            Schedulers of timm read "lr_scale".
         layers: Patterns of names, from the first layer to the last. By default, the layers come
-            from the model's `group_matcher` method if it has one, as models of timm do. In other
+            from the model's `group_matcher` method. Models of timm have this method. In other
             models, parameters that share their name up to the first number form a layer, such as
-            "encoder.layer.3". Parameters before all of these form the first layer, and parameters
-            after them form the last one.
+            "encoder.layer.3". Parameters before all of these layers form the first layer.
+            Parameters after them form the last layer.
         decay_vectors: Whether weight decay also applies to biases, to parameters with fewer than
             two dims, and to parameters in the model's `no_weight_decay()`, which models of timm
             have. By default their weight decay is 0, whatever the rules say.
@@ -95,7 +96,7 @@ def groups(
 def _values(
     model: nn.Module, rules: Mapping[str, Any], base: Mapping[str, Any], decay_vectors: bool
 ) -> dict[str, dict[str, Any]]:
-    """Return the group values of each parameter; the first rule for a value wins."""
+    """Return the group values of each parameter. The first rule that sets a value wins."""
     if not isinstance(rules, Mapping):
         raise TypeError(
             "groups: rules must be a dict of patterns and values, such as "
@@ -118,7 +119,7 @@ def _values(
 
 
 def _checked(pattern: str, settings: Any) -> Mapping[str, Any]:
-    """Return the values of a rule; raise an error if a group cannot have them."""
+    """Return the values of a rule. Raise an error if a group cannot have these values."""
     if not isinstance(settings, Mapping) or not RESERVED.isdisjoint(settings):
         raise TypeError(
             f"groups: the rule {pattern!r} must give values of a group, such as {{'lr': 1e-4}}, "
@@ -128,7 +129,7 @@ def _checked(pattern: str, settings: Any) -> Mapping[str, Any]:
 
 
 def _matched(pattern: str, model: nn.Module) -> set[str]:
-    """Return the parameter names that a pattern matches; each part must match at least one."""
+    """Return the parameter names that a pattern matches. Each part must match at least one."""
     if not isinstance(pattern, str):
         raise TypeError(f"groups: a pattern must be a string, such as 'head.*', got {pattern!r}")
     names = [name for name, _ in model.named_parameters()]
@@ -142,7 +143,7 @@ def _matched(pattern: str, model: nn.Module) -> set[str]:
 
 
 def _hint(part: str, model: nn.Module) -> str:
-    """Return a hint for a pattern without a match: the name of a tied parameter, or a near one."""
+    """Return a hint for a pattern without a match: a tied parameter's name, or a similar name."""
     first = {id(p): name for name, p in model.named_parameters()}
     for name, p in model.named_parameters(remove_duplicate=False):
         if fnmatchcase(name, part):
@@ -152,7 +153,7 @@ def _hint(part: str, model: nn.Module) -> str:
 
 
 def _without_decay(model: nn.Module) -> set[str]:
-    """Return the names of vectors, scalars, biases, and names in timm's `no_weight_decay()`."""
+    """Return the names of vectors, scalars and biases, and the names in `no_weight_decay()`."""
     listed: Iterable[str] = getattr(model, "no_weight_decay", tuple)()
     return {
         name
@@ -167,7 +168,7 @@ def _without_decay(model: nn.Module) -> set[str]:
 
 
 def _scale(values: Mapping[str, dict[str, Any]], scales: Mapping[str, float]) -> None:
-    """Multiply the learning rates by the scales; store the scale if there is no learning rate."""
+    """Multiply the learning rates by the scales. Without a learning rate, store the scale."""
     unknown = [name for name in values if "lr" not in values[name]]
     if unknown:
         warn(
@@ -209,7 +210,7 @@ def _scales(model: nn.Module, decay: float, layers: Sequence[str] | None) -> dic
 
 
 def _by_patterns(model: nn.Module, layers: Sequence[str]) -> Callable[[str], LayerPlace]:
-    """Return a function from a name to the index of the user's pattern that matches it."""
+    """Return a function from a name to the index of the user's pattern that matches the name."""
     names_by_layer = [_matched(pattern, model) for pattern in layers]
 
     def place_of(name: str) -> LayerPlace:
@@ -222,11 +223,12 @@ def _by_patterns(model: nn.Module, layers: Sequence[str]) -> Callable[[str], Lay
 
 
 def _by_matcher(matcher: Any) -> Callable[[str], LayerPlace]:
-    """Return a function from a name to its position by the model's own matcher, as timm has it.
+    """Return a function from a name to its layer position, according to the model's matcher.
 
-    The matcher is a function, or a dict of regular expressions. The position has the number of the
-    first expression that matches, then the numbers that it finds in the name, then the fixed
-    numbers of the expression. Names that no expression matches are in the last layer.
+    The matcher, which timm defines, is a function or a dict of regular expressions. The position
+    has the index of the first expression that matches, then the numbers that this expression finds
+    in the name, then the fixed numbers of the expression. Names that no expression matches are in
+    the last layer.
     """
     if callable(matcher):
         return lambda name: _as_place(matcher(name))
@@ -246,17 +248,17 @@ def _by_matcher(matcher: Any) -> Callable[[str], LayerPlace]:
 
 
 def _as_place(result: Any) -> LayerPlace:
-    """Return the result of a matcher as a position; None is the last layer."""
+    """Return the result of a matcher as a layer position. None means the last layer."""
     if result is None:
         return (math.inf,)
     return tuple(result) if is_row(result) else (result,)
 
 
 def _by_number(model: nn.Module) -> Callable[[str], LayerPlace]:
-    """Return a function from a name to its position by the first number in the name.
+    """Return a function from a name to its layer position, according to the first number.
 
-    A name without a number has the position of the name before it. Such names after the last number
-    are the last layer.
+    A name without a number has the position of the name before. After the last name with a number,
+    names without a number are the last layer.
     """
     places: dict[str, LayerPlace] = {}
     blocks: dict[str, int] = {}

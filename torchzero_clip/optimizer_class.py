@@ -29,12 +29,12 @@ OPTIONS = {
 def optimizer_class(
     *transforms: Transform, name: str = "ChainOptimizer", **options: Any
 ) -> type[ChainOptimizer]:
-    """Return an optimizer class with this chain, to be called as `cls(params, lr=...)`.
+    """Return an optimizer class with this chain. Call the class as `cls(params, lr=...)`.
 
-    The keyword arguments of the class are the hyperparameters of the chain, such as `max_norm`,
-    with the values in the chain as defaults, and the options of `Modular`. The class and its
-    optimizers can be copied, pickled and sent to other processes. The class need not be defined at
-    the top of a module for that.
+    The class accepts the hyperparameters of the chain, such as `max_norm`, as keyword arguments.
+    The values in the chain are the defaults. The class also accepts the options of `Modular`. You
+    can copy the class and its optimizers, pickle them, and send them to other processes. This works
+    even if the class is not defined at the top of a module.
 
     Args:
         *transforms: The transforms of the chain, from first to last.
@@ -73,8 +73,8 @@ def safe_globals() -> list[Callable[..., Any]]:
     The classes are the rules of this library, which only store their arguments. The list also has
     one function, which recreates the class.
 
-    Your own rules, and functions that the chain uses, are not in the list: add them, for example
-    `[*safe_globals(), MyRule, my_function]`.
+    The list does not contain your own rules or the functions that the chain uses. Add them, for
+    example `[*safe_globals(), MyRule, my_function]`.
 
     Returns:
         A list for `torch.serialization.safe_globals`.
@@ -127,17 +127,17 @@ class ChainOptimizer(Modular):
 
 
 class _Class(type):
-    """The metaclass of the classes that `optimizer_class` returns, for which pickle has a rule."""
+    """The metaclass of the classes that `optimizer_class` returns. It lets pickle store them."""
 
 
 _classes: weakref.WeakValueDictionary[str, type[ChainOptimizer]] = weakref.WeakValueDictionary()
-"""The classes of this process, by key."""
+"""The classes that this process has created, by key."""
 
 
 def _rebuild_optimizer_class(
     key: str, chain: Chain, name: str, options: Mapping[str, Any]
 ) -> type[ChainOptimizer]:
-    """Return the class with this key; a process creates it once, however often it is unpickled."""
+    """Return the class with a key. A process creates the class only once."""
     known = _classes.get(key)
     if known is not None:
         return known
@@ -155,7 +155,7 @@ def _rebuild_optimizer_class(
 
 
 def _signature(defaults: Mapping[str, Any]) -> inspect.Signature:
-    """Return the signature of such a class, without keys that are no identifiers."""
+    """Return the signature of such a class. It omits keys that are not identifiers."""
     positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
     lead = [inspect.Parameter("params", positional)]
     if "lr" in defaults:
@@ -169,7 +169,7 @@ def _signature(defaults: Mapping[str, Any]) -> inspect.Signature:
 
 
 def _parts(cls: Any) -> Any:
-    """Return how pickle stores a class: by its parts, or by its name if it is a subclass."""
+    """Return the form in which pickle stores a class: its parts, or the name of a subclass."""
     if "key" not in vars(cls):
         return cls.__qualname__
     return _rebuild_optimizer_class, (cls.key, cls.own_chain, cls.__name__, cls.own_options)

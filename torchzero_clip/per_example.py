@@ -1,4 +1,4 @@
-"""Per-example gradients, each clipped before they are averaged."""
+"""The clipping of per-example gradients. Each gradient is clipped before the average."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def per_example_clip(
     rule: NormRule,
     chunk: int | None = None,
 ) -> PerExample:
-    """Clip the gradient of each example by itself, and return the mean over the batch.
+    """Clip the gradient of each example separately, and return the mean over the batch.
 
     Args:
         loss_fn: A function. loss_fn(params, *example) returns the loss of one example, as a 0-dim
@@ -48,11 +48,11 @@ def per_example_clip(
         rule: A norm rule without state, such as `ClipNorm`. With dim="global" or "group" it
             measures the whole gradient of an example. With "layer" or None it measures each layer
             or each tensor of an example's gradient.
-        chunk: The number of examples that are processed together. Their gradients need this many
+        chunk: The number of examples that are processed together. Their gradients need `chunk`
             times the memory of the parameters. None means the whole batch.
 
     Returns:
-        A `PerExample`: the gradients, the fraction that was clipped, and the loss.
+        A `PerExample` with the gradients, the fraction of clipped examples, and the loss.
 
     Example:
         >>> import torch
@@ -116,7 +116,7 @@ def _clip(
 
 
 def _by_layer(rule: Any) -> NormRule:
-    """Return the rule for gradients in which a whole example is named as one layer.
+    """Return the rule for gradients in which each whole example has the name of one layer.
 
     A rule that measures all parameters together has to measure each example, so it measures layers.
     """

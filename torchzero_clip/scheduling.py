@@ -1,4 +1,4 @@
-"""Schedules for any hyperparameter, by a function of the step or by torch's schedulers."""
+"""Schedules for any hyperparameter, from a function of the step or a scheduler of torch."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def schedule(
 ) -> Schedule:
     """Change a hyperparameter during training, as torch's schedulers change the learning rate.
 
-    The first value is set immediately. Each call of `step()` sets the next value. Call it after
-    `optimizer.step()`.
+    The first value is set immediately. Each call of `step()` sets the next value. Call `step()`
+    after `optimizer.step()`.
 
     Args:
         optimizer: Any torch optimizer, a `Clipper`, or the handle that `attach` returns.
@@ -40,10 +40,9 @@ def schedule(
         value: A function that returns the value for a step, counted from 0. It can also be a list
             of functions, one for each group, or a scheduler class of torch, or a partial of one.
         scheduler: An alternative to `value`: a function that receives an optimizer and returns a
-            scheduler for it, as torch's schedulers are. The "lr" of this optimizer is the value of
-            the key.
-        index: The index in a tuple, such as 1 for the second of `betas`. None means that the whole
-            value changes.
+            scheduler of torch for it. In this optimizer, "lr" is the value of the key.
+        index: The index in a tuple, such as 1 for the second of the `betas`. None means that the
+            whole value changes.
 
     Returns:
         A `Schedule`, which has the methods `step`, `state_dict` and `load_state_dict`, and the
@@ -75,7 +74,7 @@ def schedule(
 
 
 class Schedule:
-    """The schedule of one hyperparameter, which `schedule` returns."""
+    """The object that `schedule` returns: the schedule of one hyperparameter."""
 
     def __init__(
         self,
@@ -118,15 +117,15 @@ class Schedule:
 
     @property
     def last_value(self) -> list[Any]:
-        """The current value, as a list with one entry for each group."""
+        """The current value, as a list with one element for each group."""
         return [_copy(value) for value in self._read()]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the current values and the state of the scheduler; functions are not saved."""
+        """Return the current values and the state of the scheduler. Functions are not saved."""
         return {"values": self.last_value, "scheduler": self._scheduler.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the dict that `state_dict` returned, before or after the optimizer loads its own."""
+        """Load a result of `state_dict`. The optimizer may load its state before or after this."""
         if not isinstance(state_dict, Mapping) or state_dict.keys() != {"values", "scheduler"}:
             shown = list(state_dict) if isinstance(state_dict, Mapping) else state_dict
             raise ValueError(
@@ -149,14 +148,14 @@ class Schedule:
         return f"Schedule({self.key}{place}: {self.last_value})"
 
     def _group_values(self) -> list[Any]:
-        """Return the value of each group under the key, which may be a tuple."""
+        """Return the value of the key in each group. Such a value may be a tuple."""
         for i, group in enumerate(self.optimizer.param_groups):
             if self.key not in group:
                 raise ValueError(f"schedule: group {i} has no {self.key!r}: give it one")
         return [group[self.key] for group in self.optimizer.param_groups]
 
     def _read(self) -> list[Any]:
-        """Return the scheduled value of each group: the value under the key, or an entry of it."""
+        """Return the scheduled value of each group: the key's value, or its element at `index`."""
         values = self._group_values()
         if self.index is None:
             return values
@@ -193,7 +192,7 @@ class Schedule:
 
 
 class _StandIn(Optimizer):
-    """An optimizer for torch's schedulers, whose "lr" is the value of a key of another optimizer.
+    """A stand-in optimizer for torch's schedulers. Its "lr" is a value of another optimizer.
 
     Args:
         values: The value of each group.
@@ -207,7 +206,7 @@ class _StandIn(Optimizer):
         """Do nothing, because there are no parameters."""
 
     def follow(self, values: Sequence[Any], scheduler: Any) -> None:
-        """Copy the values of the other optimizer, and its new groups if the scheduler allows it."""
+        """Copy the values of the other optimizer, and new groups if the scheduler allows them."""
         if len(values) != len(self.param_groups):
             if not getattr(scheduler, "follows", False):
                 raise ValueError(
@@ -221,7 +220,7 @@ class _StandIn(Optimizer):
 
 
 class _FunctionScheduler:
-    """A scheduler whose values are functions of the step.
+    """A scheduler that computes each value with a function of the step.
 
     Args:
         optimizer: The stand-in, whose "lr" the scheduler sets.
@@ -284,7 +283,7 @@ class _FunctionScheduler:
 
 
 def _key_in_use(optimizer: Optimizer, key: str) -> str:
-    """Return the key that the groups have for a name, or raise an error with a suggestion."""
+    """Return the key that groups use for a name, or raise an error with a suggestion."""
     names = optimizer.keys if isinstance(optimizer, ChainRunner) else None
     if names is not None:
         key = names.aliases.get(key, key)
@@ -309,7 +308,7 @@ def _check(optimizer: ChainRunner, group: dict[str, Any], key: str) -> None:
 
 
 def _converted(old: Any, new: Any, source: str) -> Any:
-    """Return the new value in the form of the old value: tensors are filled in place.
+    """Return the new value in the form of the old value. Tensors are filled in place.
 
     Args:
         old: The value before, such as a float, a tensor or a tuple of them.
@@ -338,7 +337,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _copy(value: Any) -> Any:
-    """Return a value that later changes of a tensor do not affect."""
+    """Return a copy of a value, so later changes of a tensor do not change the copy."""
     if isinstance(value, (tuple, list)):
         return type(value)([_copy(x) for x in value])
     return value.detach().clone() if isinstance(value, Tensor) else value

@@ -1,4 +1,4 @@
-"""Checks for custom rules, which their authors call from tests."""
+"""Checks for custom rules. Authors of rules call these checks from tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPES = ((5, 4), (4,), (), (3, 4), (1,))
 SCALES = (1.0, 2.0, 0.5, 1e-4, 50.0, 1.0, 0.0, 1.0)
 """The factors of the gradients, step by step."""
 ROUNDS = 4
-"""The number of times that a run repeats the scales, in search of an effect of a live value."""
+"""How often a run repeats the scales to find an effect of a live value."""
 
 
 def check_pure(
@@ -30,13 +30,13 @@ def check_pure(
 ) -> None:
     """Raise an AssertionError unless replayed steps of this chain equal steps without replay.
 
-    Call it in a test of a custom rule that has `pure = True`. The function runs a few steps of the
-    chain twice, with replay and without it, and compares all parameters, state and metrics.
-    Gradients and hyperparameters change from step to step. Nothing is compiled.
+    Call this function in a test of a custom rule that has `pure = True`. The function runs a few
+    steps of the chain twice, with replay and without it, and compares all parameters, state and
+    metrics. Gradients and hyperparameters change from step to step. Nothing is compiled.
 
-    The function also raises if a live value (a hyperparameter in `param_groups`) has no effect,
-    that is, if parameters, state and metrics are the same for several values of it. The usual
-    reason is a rule that reads `self.gain` instead of `group["gain"]`.
+    The function also raises an error if a live value (a hyperparameter in `param_groups`) has no
+    effect. A live value has no effect if several values lead to the same parameters, state and
+    metrics. The usual reason is a rule that reads `self.gain` instead of `group["gain"]`.
 
     Args:
         *transforms: The transforms of the chain, from first to last.
@@ -102,7 +102,7 @@ def _check_effects(transforms: Sequence[Transform], shapes: Shapes, idle: Collec
 def _steps(
     transforms: Sequence[Transform], shapes: Shapes, values: dict[str, Any]
 ) -> Iterator[list[Tensor]]:
-    """Yield copies of all tensors after each step, with these live values in the group."""
+    """Yield copies of all tensors after each step. The group has the given live values."""
     opt = _optimizer(transforms, shapes, fused=False)
     opt.param_groups[0].update(values)
     for step, scale in enumerate(SCALES * ROUNDS):
@@ -112,7 +112,7 @@ def _steps(
 
 
 def _differ(first_run: Iterable[list[Tensor]], second_run: Iterable[list[Tensor]]) -> bool:
-    """Return whether two runs differ, comparing their steps up to the first difference."""
+    """Return whether two runs differ. Steps are compared up to the first difference."""
     for first, second in zip(first_run, second_run, strict=True):
         if len(first) != len(second) or not all(map(torch.equal, first, second)):
             return True
@@ -120,7 +120,7 @@ def _differ(first_run: Iterable[list[Tensor]], second_run: Iterable[list[Tensor]
 
 
 def alternatives(value: Any) -> list[Any]:
-    """List other values to try in place of a live value: close values first, then extreme ones."""
+    """List values to try in place of a live value: first close values, then extreme values."""
     if isinstance(value, bool):
         return [not value]
     if value is None:
@@ -137,7 +137,7 @@ def alternatives(value: Any) -> list[Any]:
 
 
 def accepts(transform: Description, name: str, value: Any) -> bool:
-    """Return whether a transform accepts the value in one of its fields."""
+    """Return whether a transform accepts a value for one of its fields."""
     try:
         transform.with_values({name: value})
     except (TypeError, ValueError):
@@ -164,7 +164,7 @@ def _replaying(transforms: Sequence[Transform], shapes: Shapes) -> Modular:
 
 
 def _change(opt: Modular, step: int, scale: float) -> None:
-    """Change the gradients, and the live values to others that the chain accepts."""
+    """Change the gradients, and change the live values to other values that the chain accepts."""
     _give_gradients(opt, step, scale)
     for group in opt.param_groups:
         for key in opt.keys.defaults:
@@ -180,7 +180,7 @@ def _give_gradients(opt: Modular, step: int, scale: float) -> None:
 
 
 def _move(opt: Modular, group: dict[str, Any], key: str) -> None:
-    """Change a live value by one percent: down, or up if the chain does not accept less."""
+    """Decrease a live value by one percent. If the chain refuses the new value, increase it."""
     value = group[key]
     for factor in (0.99, 1.01, 1.0):
         group[key] = factor * value if type(value) is float else value

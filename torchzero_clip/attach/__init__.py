@@ -1,4 +1,4 @@
-"""Rules before any optimizer: Clipper for loops written by hand, attach for all others."""
+"""Rules for other optimizers: `Clipper` in a loop that you write, `attach` in all other loops."""
 
 from torchzero_clip.attach.attaching import attach
 from torchzero_clip.attach.clipper import Clipper

@@ -1,4 +1,4 @@
-"""attach: rules that rewrite the gradients before each step of any optimizer."""
+"""The function `attach`: rules that rewrite gradients before each step of any optimizer."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def attach(
 ) -> Attached:
     """Make transforms rewrite `.grad` before each step of any optimizer.
 
-    With a closure, the transforms run after every evaluation of the closure. Under GradScaler, they
-    receive unscaled gradients, and they do not run in a step that GradScaler skips.
+    With a closure, the transforms run after every evaluation of the closure. Under GradScaler, the
+    transforms receive unscaled gradients. They do not run if GradScaler skips the step.
 
     A copy of the optimizer (`copy.deepcopy` or `pickle`) has no transforms, because torch does not
-    copy hooks. A warning reports this.
+    copy hooks. In this case, a warning appears.
 
     Args:
         optimizer: Any torch optimizer except SparseAdam.
@@ -38,16 +38,16 @@ def attach(
             does.
         process_group: The processes that hold other parameters of the same model, as for `Modular`.
         in_checkpoint: Put the state of the transforms into `optimizer.state_dict()`, under the key
-            "torchzero_clip". Otherwise save `handle.state_dict()` as well. Loading finds the state
-            under this key in any case.
+            "torchzero_clip". If False, save `handle.state_dict()` as well.
+            `optimizer.load_state_dict()` loads state under this key in both cases.
         after: A link with averaged weights, such as `WeightEMA(0.999)`, or a Chain of such links.
-            It runs after each step of the optimizer, on the weights that the step leaves. With
-            `compile`, it is a separate kernel.
-        grad: Where the gradients are stored that the optimizer reads, as for `Modular`.
+            The link runs after each step of the optimizer, on the new weights. With `compile`, the
+            link is a separate kernel.
+        grad: Where the optimizer's gradients are stored, as for `Modular`.
 
     Returns:
-        A handle with `param_groups`, `state_dict`, `metrics` and `remove`. It has one group of
-        hyperparameters for each group of the optimizer. It is also a context manager.
+        A handle with `param_groups`, `state_dict`, `metrics` and `remove`. The handle has one group
+        of hyperparameters for each group of the optimizer. It is also a context manager.
 
     Example:
         >>> import torch

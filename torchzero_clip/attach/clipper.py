@@ -1,4 +1,4 @@
-"""Clipper: a chain that rewrites gradients, for training loops written by hand."""
+"""The class `Clipper`: a chain that rewrites gradients, for training loops that you write."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from torchzero_clip.optimizer.construction_warnings import warn_of_construction
 from torchzero_clip.optimizer.explain import explain
 
 TOTAL_NORM = "total norm"
-"""The key in the records of a step for the norm of all gradients before the chain."""
+"""The key, in the records of a step, for the norm of all gradients before the chain."""
 UNWRITTEN = "unwritten"
-"""The key in the records of a step for the parameters whose gradient the chain does not return."""
+"""The key, in the records of a step, for the parameters whose gradients the chain dropped."""
 
 
 class Clipper(ChainRunner):
-    """A chain that rewrites gradients and leaves parameters alone.
+    """A chain that rewrites gradients and does not change parameters.
 
-    It is for training loops written by hand and for hooks of frameworks. Like an optimizer, it has
-    state, `param_groups` with hyperparameters, `state_dict` and `metrics`. If the chain ends early,
-    because a guard skips the step or an accumulator waits, the gradients become None. The optimizer
-    that steps next then does nothing.
+    Use a `Clipper` in a training loop that you write, or in a hook of a framework. Like an
+    optimizer, a `Clipper` has state, `param_groups` with hyperparameters, `state_dict` and
+    `metrics`. The chain can end early, because a guard skips the step or an accumulator waits. In
+    this case the gradients become None, so the next step of the optimizer does nothing.
 
     Args:
         params: Parameters, named parameters, or groups of either.
@@ -73,9 +73,10 @@ class Clipper(ChainRunner):
     @torch.no_grad()
     @traced
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Rewrite the gradients and return their total norm before, a 0-dim tensor.
+        """Rewrite the gradients, and return their total norm before the chain, a 0-dim tensor.
 
-        A closure is called first. The method then returns its loss instead of the norm.
+        If you pass a closure, the method calls the closure first. It then returns the loss of the
+        closure instead of the norm.
         """
         loss = None if closure is None else evaluate(closure)
         step = self._given(loss)
@@ -84,7 +85,7 @@ class Clipper(ChainRunner):
         return total if closure is None else loss
 
     def _through(self, step: Step) -> Records:
-        """Send the gradients through the chain, and drop each gradient that does not come back."""
+        """Send the gradients through the chain. Drop gradients that the chain does not return."""
         record = super()._through(step)
         if unwritten := record.pop(UNWRITTEN):
             step.notes.host("gradients are left out on the host: p.requires_grad_(False)")
@@ -93,7 +94,7 @@ class Clipper(ChainRunner):
         return record
 
     def _start(self, step: Step) -> list[Bucket]:
-        """Return buckets with the gradients, and record their total norm."""
+        """Return buckets with the gradients, and record the total norm of the gradients."""
         buckets = in_buckets(step)
         reads = any(["grads" in getattr(link.transform, "reads", ()) for link in self.keys.links])
         for bucket in buckets:

@@ -1,7 +1,8 @@
-"""Attached: the handle of `attach`, a Clipper that acts before each step of another optimizer.
+"""The class `Attached`, the handle that `attach` returns.
 
-It follows the parameter groups of that optimizer. Its state is saved next to the optimizer's state
-or inside of it. It may also have links that run after each step.
+The handle is a Clipper that acts before each step of another optimizer. It has the same parameter
+groups as this optimizer. The state of the handle is saved next to the optimizer's state or inside
+the optimizer's state. The handle can also have links that run after each step.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from torchzero_clip.optimizer.saving import safe_to_save
 KEY = "torchzero_clip"
 """The key of a handle's state in the state dict of its optimizer."""
 AFTER = "after"
-"""The key in a handle's state for the state of the links after the optimizer."""
+"""The key, in the state of a handle, for the state of the links after the optimizer."""
 
 
 class Attached(Clipper):
@@ -75,7 +76,7 @@ class Attached(Clipper):
         optimizer.__dict__["__getstate__"] = partial(_state_of_a_copy, self._optimizer)
 
     def remove(self) -> None:
-        """Take all hooks off the optimizer, so that it steps as before `attach`."""
+        """Remove all hooks from the optimizer. Its steps are then the same as before `attach`."""
         for hook in self._hooks:
             hook.remove()
         optimizer = self._optimizer()
@@ -100,7 +101,7 @@ class Attached(Clipper):
         return super()._begin(name, loss)
 
     def _follow(self) -> None:
-        """Take over parameters that were added to the optimizer, or exchanged in it."""
+        """Update the handle after parameters were added to the optimizer, or replaced in it."""
         optimizer = self._optimizer()
         if optimizer is None:
             raise RuntimeError("the optimizer that this handle was attached to is gone")
@@ -118,8 +119,8 @@ class Attached(Clipper):
     def explain(self, *, parameters: bool = False) -> str:
         """Describe the chain and its plan, as `Clipper.explain` does.
 
-        The text also reports hyperparameters of the chain that were set in the groups of the
-        optimizer. The chain reads them only in `handle.param_groups`.
+        The text also reports each hyperparameter of the chain that someone set in
+        `optimizer.param_groups`. The chain reads hyperparameters only from `handle.param_groups`.
         """
         optimizer = self._optimizer()
         groups = [] if optimizer is None else optimizer.param_groups
@@ -137,9 +138,10 @@ class Attached(Clipper):
         return "\n".join(lines)
 
     def safe_to_save(self, steps: int = 1) -> bool:
-        """Return whether a checkpoint of now is worth keeping, with the optimizer's own state.
+        """Return whether a checkpoint of the current state is worth keeping.
 
-        In a distributed run all ranks must call it, and all ranks get the same answer.
+        The state of the optimizer is checked too. In a distributed run all ranks must call this
+        method, and all ranks get the same answer.
         """
         optimizer = self._optimizer()
         return safe_to_save(self, steps, optimizer.state if optimizer else {})
@@ -176,7 +178,7 @@ class Attached(Clipper):
         return self.after
 
     def _after_step(self, *_: Any) -> None:
-        """Run the links after the optimizer on the weights that its step has left."""
+        """Run the links after the optimizer, on the weights after the optimizer's step."""
         self._follow()
         self._links_after.look()
 
@@ -194,7 +196,7 @@ class Attached(Clipper):
     def load_state_dict(
         self, state_dict: dict[str, Any], *, keep: str | Sequence[str] = ()
     ) -> None:
-        """Load a result of `state_dict`, except for the hyperparameters named in `keep`."""
+        """Load a result of `state_dict`. Hyperparameters in `keep` keep their present values."""
         if self._optimizer() is not None:
             self._follow()
         has_after = isinstance(state_dict, Mapping) and AFTER in state_dict
@@ -217,7 +219,7 @@ class Attached(Clipper):
     def _take_out(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
         """Load the state of the rules from the optimizer's state dict, and return the rest.
 
-        None stands for a state dict that does not change.
+        Return None if the state dict does not have to change.
         """
         if KEY in state_dict:
             self.load_state_dict(state_dict[KEY])
@@ -237,7 +239,7 @@ class Attached(Clipper):
         )
 
     def _own_keys(self, group: dict[str, Any], names: GroupKeys) -> dict[str, Any]:
-        """Return the parameters and the chain's hyperparameters that an optimizer's group has."""
+        """Return the parameters and the hyperparameters of the chain in an optimizer's group."""
         known = {*PARAMS, *names.defaults, *names.aliases}
         theirs = {*self._foreign, *SCHEDULER_KEYS, *(WELL_KNOWN.keys() - names.ambiguous.keys())}
         for key in group.keys() - known - theirs:
@@ -245,7 +247,7 @@ class Attached(Clipper):
         return {key: group[key] for key in group if key in known - self._foreign}
 
     def _act(self) -> None:
-        """Rewrite the gradients before a step of the optimizer, without measuring their norm."""
+        """Rewrite the gradients before a step of the optimizer. Do not compute their total norm."""
         self._measures = False
         try:
             self.step()
@@ -255,7 +257,7 @@ class Attached(Clipper):
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Rewrite the gradients now, or after every evaluation of the closure."""
+        """Rewrite the gradients now, or after every call of the closure if there is one."""
         if self.after is not None:
             averages.refuse(self.after, "step()", shown=True)
             self._follow()
@@ -280,7 +282,7 @@ class Attached(Clipper):
 
 
 def _state_of_a_copy(original: Callable[[], Optimizer | None]) -> Any:
-    """Return what a copy of an optimizer with a handle gets, all but the hooks, and warn."""
+    """Warn, and return the state for a copy of an optimizer with a handle, without the hooks."""
     optimizer = original()
     assert optimizer is not None, "the optimizer itself holds this function"
     name = type(optimizer).__name__

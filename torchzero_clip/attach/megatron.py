@@ -1,4 +1,4 @@
-"""megatron_entry: a chain as an optimizer in the registry of Megatron-LM."""
+"""The function `megatron_entry`: a chain as an optimizer in the registry of Megatron-LM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torchzero_clip.optimizer.keys import GroupKeys
 from torchzero_clip.optimizer_class import ChainOptimizer, optimizer_class
 
 SHAPE = (6, 5)
-"""The shape of a matrix whose state stands for the state of all parameters."""
+"""The shape of an example matrix. The state for this matrix shows which state a chain has."""
 
 CONFIG_FIELDS = {
     "lr": ("lr",),
@@ -29,7 +29,7 @@ CONFIG_FIELDS = {
     "betas": ("adam_beta1", "adam_beta2"),
     "eps": ("adam_eps",),
 }
-"""The fields of Megatron-LM's OptimizerConfig for each hyperparameter of a chain."""
+"""For each hyperparameter of a chain, the fields of Megatron-LM's OptimizerConfig."""
 
 
 class MegatronEntry(NamedTuple):
@@ -37,11 +37,11 @@ class MegatronEntry(NamedTuple):
 
     Attributes:
         optimizer_cls: The class of the optimizer.
-        init_state_fn: A function that creates the state of every parameter, before a checkpoint is
-            loaded into it.
+        init_state_fn: A function that creates the state of every parameter. Megatron-LM calls it
+            before it loads a checkpoint.
         config_to_kwargs: A function that returns the arguments of the class. It receives the
             configuration, the parts of the model on this rank, and the process groups.
-        default_param_overrides: Parameters that go to another optimizer. It is empty.
+        default_param_overrides: Parameters for another optimizer. This attribute is empty.
     """
 
     optimizer_cls: type[ChainOptimizer]
@@ -53,16 +53,18 @@ class MegatronEntry(NamedTuple):
 def megatron_entry(
     *transforms: Transform, names: Mapping[str, str] | None = None, **options: Any
 ) -> MegatronEntry:
-    """Return a chain as an entry for the registry of optimizers of Megatron-LM.
+    """Return a chain as an entry for Megatron-LM's registry of optimizers.
 
-    The learning rate, the weight decay, betas and eps come from the configuration of Megatron-LM,
-    if links of the chain own them. Its schedules change them. Rules receive whole matrices. A rule
-    that looks at whole tensors raises an error for the flat shards of the DistributedOptimizer.
+    If links of the chain have a learning rate, a weight decay, betas or eps, these values come from
+    the configuration of Megatron-LM. The schedules of Megatron-LM change them. Rules receive whole
+    matrices. The DistributedOptimizer has flat shards of parameters, so a rule that needs whole
+    tensors raises an error there.
 
     Args:
         *transforms: The chain, first to last.
-        names: Different names for state in checkpoints, such as {"Adam/exp_avg": "m"}. All other
-            names lose the path of the link if they remain unique: "exp_avg".
+        names: Different names for state in checkpoints, such as {"Adam/exp_avg": "m"}. In all other
+            names, the path of the link is removed if the name remains unique. For example,
+            "Adam/exp_avg" becomes "exp_avg".
         **options: As for `Modular`.
 
     Example:
@@ -114,7 +116,7 @@ def _init_state(optimizer: Any, config: Any = None) -> None:
 
 
 def _check_names(names: Mapping[str, str], links: list[Link], rounding: str | None) -> None:
-    """Raise an error for a name of state that the chain does not keep."""
+    """Raise an error if `names` has a state key that the chain does not have."""
     known = list(_state_shapes(links))
     if rounding in KEPT:
         known.append(KEPT[rounding].key)
@@ -127,7 +129,7 @@ def _check_names(names: Mapping[str, str], links: list[Link], rounding: str | No
 
 
 def _is_joint(link: Link) -> bool:
-    """Return whether a rule or a guard looks at all parameters, or at all parameters of a group."""
+    """Return whether a rule or a guard reads all parameters of the model or of a group."""
     tfm = link.transform
     if not link.transforms:
         return False
@@ -142,7 +144,7 @@ def _only_waits(tfm: Any) -> bool:
 
 
 def _refuse_parts(links: list[Link], layer_wise: bool, tensor_parallel: int) -> None:
-    """Raise an error for rules that would not see all parameters, or would see some twice."""
+    """Raise an error for rules that would miss some parameters, or would read some twice."""
     for link in links:
         joint = _is_joint(link)
         if tensor_parallel > 1 and joint:
@@ -177,7 +179,7 @@ def _state_shapes(links: list[Link]) -> dict[str, tuple[int, ...]]:
 
 
 def _short_names(links: list[Link]) -> dict[str, str]:
-    """Return the state keys that are unique without the path of the link, with these names."""
+    """Return the short name of each state key that remains unique without the link's path."""
     keys = list(_state_shapes(links))
     ends = Counter([key.rpartition("/")[2] for key in keys])
     return {key: end for key in keys if ends[end := key.rpartition("/")[2]] == 1}
@@ -196,7 +198,7 @@ class _InMegatron(ChainOptimizer):
         super().__init__(params, lr, **values)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, and remember the shapes of its parameters."""
+        """Add a group, and store the shapes of its parameters."""
         super().add_param_group(param_group)
         self._whole |= {p.shape for p in self.param_groups[-1]["params"]}
 
@@ -230,11 +232,11 @@ class _InMegatron(ChainOptimizer):
                 )
 
     def _has_pieces(self) -> bool:
-        """Return whether the parameters are flat shards of the parameters that were given.
+        """Return whether the parameters are flat shards of the parameters of the model.
 
-        A shard may have the shape of a vector of the model. So if the model has matrices and there
-        are only vectors now, they are shards too. A layer-wise optimizer is an exception: a rank
-        has some whole parameters, which may be only vectors.
+        A shard may have the shape of a vector of the model. So if the model has matrices and all
+        parameters are vectors now, the parameters are shards too. A layer-wise optimizer is an
+        exception. There, each rank has some whole parameters, and all of them may be vectors.
         """
         params = params_of(self)
         if any(map(is_sharded, params)):

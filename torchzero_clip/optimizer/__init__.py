@@ -1,4 +1,4 @@
-"""Modular and everything around it: groups and keys, saving and loading, reports."""
+"""The class `Modular`, with parameter groups, saving, loading and reports."""
 
 from torchzero_clip.optimizer.capturing import captured
 from torchzero_clip.optimizer.modular import Modular

@@ -1,4 +1,4 @@
-"""AfterStep: links that run after each step of another optimizer, such as WeightEMA."""
+"""The class `AfterStep`: links such as `WeightEMA` that run after another optimizer's step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARAMS = ("params", "param_names", *ON_NORMS)
 class AfterStep(ChainRunner):
     """Links with averaged weights that run after each step of another optimizer.
 
-    They receive the weights that the step leaves, and an update of zero.
+    The links receive the weights after the step, and an update of zero.
 
     Args:
         groups: The parameter groups of the other optimizer.
@@ -55,7 +55,7 @@ class AfterStep(ChainRunner):
         warn_of_construction(self)
 
     def follow(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Take over the parameters that the groups of the other optimizer have now."""
+        """Use the parameters that the groups of the other optimizer have now."""
         del self.param_groups[len(groups) :]
         for i, group in enumerate(groups):
             if i == len(self.param_groups):
@@ -63,7 +63,7 @@ class AfterStep(ChainRunner):
             take_params(self.param_groups[i], group)
 
     def begin(self) -> None:
-        """Create the state of new parameters, because averages begin at weights before a step."""
+        """Create the state of new parameters before a step. Averages begin at these weights."""
         if any([p.requires_grad and p not in self.state for p in params_of(self)]):
             self.init_state()
 
@@ -84,13 +84,13 @@ class AfterStep(ChainRunner):
         return buckets
 
     def _zero_update(self, p: Tensor) -> Tensor | None:
-        """Return zeros for a parameter that has a gradient, in the memory of one element."""
+        """Return zeros if a parameter has a gradient. The zeros share the memory of one element."""
         if self.place.of(p) is None:
             return None
         return torch.zeros_like(p) if is_sharded(p) else p.new_zeros(()).expand(p.shape)
 
     def _end(self, step: Step, buckets: list[Bucket]) -> None:
-        """Subtract the update if a link changes it, as `Lookahead` does."""
+        """Subtract the update if a link such as `Lookahead` has changed the update."""
         if any([link.transform.leaves != "gradient" for link in self.links]):
             for bucket in buckets:
                 bucket.subtract()
@@ -98,7 +98,7 @@ class AfterStep(ChainRunner):
 
 
 def take_params(ours: dict[str, Any], theirs: Mapping[str, Any]) -> None:
-    """Give our group the parameters and the norm settings of another optimizer's group."""
+    """Copy the parameters and the norm settings of another optimizer's group into our group."""
     for key in ON_NORMS:
         if key not in theirs:
             ours.pop(key, None)

@@ -1,4 +1,4 @@
-"""Averaged weights, which take the place of the training weights for a while."""
+"""Averaged weights, which temporarily replace the training weights."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer.rounding import in_model, weights_of
 
 SHOWN = "averaged/shown"
-"""A key in the chain dict of a group. It is there after eval() and before train()."""
+"""A key in the chain dict of a group. The key exists between eval() and train()."""
 TRAINING = "averaged/training"
-"""A key in the state of a parameter for its training weights between eval() and train()."""
+"""A key in the state of a parameter. It has the training weights between eval() and train()."""
 NONE = (
     "no rule of this chain has averaged weights: put one after LR, such as WeightEMA(0.999) or "
     "ScheduleFree()"
@@ -28,7 +28,7 @@ NONE = (
 
 
 def check_order(links: Sequence[Link], seen: Link | None = None) -> Link | None:
-    """Raise an error if a link changes the step after a link that averages the weights.
+    """Raise an error if a link after a link with averaged weights still changes the update.
 
     Args:
         links: The links to check.
@@ -59,7 +59,7 @@ class AveragedParam(NamedTuple):
 
     Attributes:
         param: The parameter as the optimizer holds it.
-        weights: Its averaged weights. Of a sharded parameter, they are the local part.
+        weights: The averaged weights. If the parameter is sharded, they are the local part.
         in_state: Whether the weights are a state tensor with the dtype of the parameter. Such a
             tensor can be exchanged with the parameter.
     """
@@ -74,7 +74,7 @@ def averaged_params(optimizer: Any, name: str | None = None) -> Iterator[Average
 
     Args:
         optimizer: The optimizer.
-        name: The path of the link whose weights are used. None stands for the last link that has
+        name: The path of the link whose weights are used. None means the last link that has
             averaged weights of the parameter.
     """
     links = _links_with_averages(optimizer.keys.links, name)
@@ -94,7 +94,7 @@ def averaged_params(optimizer: Any, name: str | None = None) -> Iterator[Average
 
 
 def _links_with_averages(links: Sequence[Link], name: str | None) -> list[Link]:
-    """Return the links with averaged weights, the last one first, or the link with this name."""
+    """Return the link with a name, or all links with averaged weights, last link first."""
     averaging = [link for link in links if averages(link.transform)]
     if not averaging:
         raise ValueError(NONE)
@@ -107,7 +107,7 @@ def _links_with_averages(links: Sequence[Link], name: str | None) -> list[Link]:
 
 
 def _state_of_link(link: Link, state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return a link's tensors in the state of a parameter or a group, by their name."""
+    """Return the tensors of a link, by name, from the state of a parameter or a group."""
     tensors = [(str(key).rpartition("/"), t) for key, t in state.items() if isinstance(t, Tensor)]
     return {name: local(t) for (path, _, name), t in tensors if path == link.path}
 
@@ -115,14 +115,14 @@ def _state_of_link(link: Link, state: Mapping[str, Any]) -> dict[str, Tensor]:
 # ---------------------------------------------------------------------- exchanging the weights
 
 Moves: TypeAlias = "list[tuple[Tensor, Tensor]]"
-"""Pairs of a target and a source, in reverse order: the last pair is copied first."""
+"""Pairs of a target and a source. The order is reversed, so the last pair is copied first."""
 
 
 class Substitution:
-    """An exchange of the training weights for averaged weights, until `undo`.
+    """Replaces the training weights by averaged weights, until `undo`.
 
-    Copying a pair twice does no harm. So a copy that was interrupted is simply repeated. `undo`
-    allocates no memory.
+    Copying a pair twice has the same effect as copying it once. So an interrupted copy is simply
+    repeated. `undo` allocates no memory.
     """
 
     def __init__(self, params: Iterable[Tensor]) -> None:
@@ -136,9 +136,9 @@ class Substitution:
 
     @torch.no_grad()
     def put(self, averaged: AveragedParam) -> Tensor | None:
-        """Put averaged weights into their parameter, and return a copy of the training weights.
+        """Put averaged weights into a parameter, and return a copy of the training weights.
 
-        Return None if the weights have changed places with a state tensor instead.
+        Return None if the method has swapped the parameter with a state tensor instead.
         """
         if averaged.in_state:
             training = None
@@ -151,7 +151,7 @@ class Substitution:
         return training
 
     def expect(self, averaged: AveragedParam, training: Tensor | None) -> None:
-        """Prepare `undo` for weights that an earlier Substitution has put into a parameter."""
+        """Prepare `undo` for averaged weights that an earlier Substitution put into a parameter."""
         self._moves += self._back(averaged, training)
 
     @torch.no_grad()
@@ -174,13 +174,13 @@ class Substitution:
             self._moves.pop()
 
     def _back(self, averaged: AveragedParam, training: Tensor | None) -> Moves:
-        """Return the moves that put the training weights back."""
+        """Return the moves that restore the training weights."""
         if averaged.in_state:
             return self._swap(averaged)
         return [] if training is None else [(local(averaged.param), local(training))]
 
     def _swap(self, averaged: AveragedParam) -> Moves:
-        """Return the moves that exchange a parameter and a state tensor."""
+        """Return the moves that swap a parameter and a state tensor."""
         p = local(averaged.param)
         kind = p.device, p.dtype
         if kind not in self._spare:
@@ -191,7 +191,7 @@ class Substitution:
 
 @contextmanager
 def averaged(optimizer: Any, name: str | None, model: Module | None) -> Iterator[None]:
-    """Put the averaged weights into the parameters while the context lasts."""
+    """Put the averaged weights into the parameters until the end of the context."""
     refuse(optimizer, "averaged()", shown=True)
     _links_with_averages(optimizer.keys.links, name)  # raises an error before anything changes
     warn_of_gathered("averaged()", optimizer, model)
@@ -224,7 +224,10 @@ def warn_of_gathered(method: str, optimizer: Any, model: Module | None) -> None:
 
 
 def _uses_fsdp2() -> bool:
-    """Return whether FSDP2 has sharded a module of this process. It makes a class for each."""
+    """Return whether FSDP2 has sharded a module in this process.
+
+    FSDP2 creates a class for each module class that it shards.
+    """
     module = sys.modules.get("torch.distributed.fsdp")
     return module is not None and bool(module.FSDPModule.__subclasses__())
 
@@ -258,7 +261,7 @@ def evaluate(optimizer: Any, model: Module | None) -> None:
 
 
 def train(optimizer: Any, model: Module | None) -> None:
-    """Put the training weights back that `evaluate` has exchanged."""
+    """Restore the training weights that `evaluate` has replaced."""
     refuse(optimizer, "train()")
     if not is_shown(optimizer):
         return
@@ -280,13 +283,13 @@ def is_shown(optimizer: Any) -> bool:
 
 
 def refuse(optimizer: Any, method: str, shown: bool = False) -> None:
-    """Raise an error for a method if the parameters are the averaged weights.
+    """Raise an error for a call of a method while the parameters are the averaged weights.
 
     Args:
         optimizer: The optimizer.
         method: The name of the method, for the error.
-        shown: Whether it is also an error between `evaluate` and `train`, not only inside
-            `averaged`.
+        shown: Whether a call between `evaluate` and `train` is an error too. A call inside
+            `averaged` always is.
     """
     if optimizer._inside:
         raise RuntimeError(
@@ -316,7 +319,7 @@ def params_of(optimizer: Any) -> list[Tensor]:
 
 
 def _forget(optimizer: Any) -> None:
-    """Remove all that `evaluate` has put into the state."""
+    """Remove everything that `evaluate` has stored in the state."""
     for p in params_of(optimizer):
         optimizer.state.get(p, {}).pop(TRAINING, None)
     for group in optimizer.param_groups:

@@ -1,4 +1,4 @@
-"""Branches: the links that each parameter passes, and whose norm a global rule computes."""
+"""Branches: chains in which different parameters pass different links."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torchzero_clip.optimizer.chain_runner import ChainRunner
 
 DOMINANT_SHARE = 0.9
-"""The share of the squared norm above which one branch decides the norm."""
+"""If one branch has more than this share of the squared norm, it dominates the norm."""
 NUMBER = re.compile(r"\b\d+\b")
 
 
@@ -36,7 +36,7 @@ def links_for(links: Sequence[Link], name: str, p: Tensor) -> Iterator[Link]:
 
 
 def parameters(optimizer: ChainRunner) -> list[str]:
-    """Return a table of the links that act on each parameter, with its learning rate and decay.
+    """Return a table with the links, the learning rate and the decay of each parameter.
 
     Parameters that differ only in their rates and in the numbers in their names share a row.
     """
@@ -69,7 +69,7 @@ def unchanged(optimizer: ChainRunner) -> Iterator[str]:
 
 
 def joint_norms(optimizer: ChainRunner) -> Iterator[str]:
-    """Yield sentences about rules whose norm covers all parameters before they branch."""
+    """Yield sentences about rules before the branches whose norm covers all parameters."""
     links = optimizer.links
     for i, link in enumerate(links):
         if getattr(link.transform, "scope", None) != "global":
@@ -81,7 +81,7 @@ def joint_norms(optimizer: ChainRunner) -> Iterator[str]:
 
 
 def _shares(optimizer: ChainRunner, split: Link) -> str:
-    """Describe the share of each branch in the squared norm of the present gradients."""
+    """Describe which share of the squared norm of the present gradients each branch has."""
     squares = defaultdict[str, float](float)
     sharded = False
     for _, name, p in _named(optimizer):
@@ -107,13 +107,13 @@ def _shares(optimizer: ChainRunner, split: Link) -> str:
 
 
 def _label(link: Link) -> str:
-    """Return the path of a link, with its class unless the path contains it."""
+    """Return the path of a link. The class is added unless the path contains the class."""
     kind = type(link.transform).__name__
     return link.path if kind in link.path.rpartition("/")[2] else f"{link.path} ({kind})"
 
 
 def _divides(link: Link) -> bool:
-    """Return whether parameters pass different links inside a link."""
+    """Return whether a link has branches: parameters pass different links inside it."""
     return bool(link.transforms and link.transform.inner and link.transform.asks)
 
 
@@ -131,12 +131,12 @@ def _named(optimizer: ChainRunner) -> Iterator[tuple[int, str, Any]]:
 
 
 def _values(links: Sequence[Link], live: str, group: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the values of a hyperparameter that the links have in a group."""
+    """Return the value of a hyperparameter in a group, for each link that has it."""
     return tuple([float(group[link.keys[live]]) for link in links if live in link.keys])
 
 
 def _span(values: Iterable[tuple[float, ...]]) -> str:
-    """Return the smallest value, and the largest value if it is another."""
+    """Return the smallest value as text, and the largest value if both differ."""
     ordered = sorted(set(values))
     ends = ordered if len(ordered) < 2 else [ordered[0], ordered[-1]]
     return " to ".join([", ".join([f"{x:g}" for x in end]) or "-" for end in ends])

@@ -1,4 +1,4 @@
-"""captured(opt): an optimizer whose steps replay a CUDA graph."""
+"""The function `captured`, which makes the steps of an optimizer replay a CUDA graph."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ M = TypeVar("M", bound=Modular)
 
 
 def captured(opt: M) -> M:
-    """Make the steps of an optimizer replays of one CUDA graph, and return the optimizer.
+    """Make the steps of an optimizer replay one CUDA graph, and return the optimizer.
 
-    The first steps run as usual. A step that is like the two steps before it is captured. Learning
-    rates and other hyperparameters may change: the graph reads them from memory on the GPU.
+    The first steps run as usual. A step is captured if it is like the previous two steps. Learning
+    rates and other hyperparameters may change, because the graph reads them from memory on the GPU.
 
-    A change of anything that the graph contains leads to a new capture. Such changes are new
-    groups, other parameters with gradients, other addresses of gradients, and a state dict that was
-    loaded or saved. Gradients must keep their memory: `opt.zero_grad(set_to_none=False)`.
+    The optimizer captures a new graph after any change of the things that the graph contains. Such
+    changes are new groups, other parameters with gradients, other addresses of gradients, and a
+    state dict that was loaded or saved. Gradients must keep their memory, so call
+    `opt.zero_grad(set_to_none=False)`.
 
     Args:
         opt: An optimizer with `compile=True`, and parameters on one GPU.

@@ -1,4 +1,4 @@
-"""The meaning of a chain: the size of its updates, the scope of its norms, unread settings."""
+"""The meaning of a chain: the size of updates, the scope of norms, and unread settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torchzero_clip.optimizer.chain_runner import ChainRunner
 
 CLIPPED_NORM_ERROR = 3e-6
-"""The largest relative distance of a norm from its limit after torch's clipping."""
+"""The largest relative difference between a norm and its limit after torch's clipping."""
 SET_ELSEWHERE = {
     "lr": "the optimizer that steps next has the learning rate",
     "weight_decay": "give weight_decay to the optimizer that steps next",
@@ -33,13 +33,14 @@ class Flow:
     """The known properties of the update at one place of the chain.
 
     Args:
-        factors: The factors, such as learning rates, that still scale the update: no link after
-            them has given it another size.
-        unit_entries: The link after which all entries are near 1. None if a later link has changed
-            their size.
-        lost: Learning rates without effect, each with the later link that divides it out.
+        factors: The factors, such as learning rates, that still scale the update. No later link has
+            set the size of the update.
+        unit_entries: The link after which all elements of the update are near 1. None if a later
+            link has changed the size.
+        lost: Learning rates without effect, each with the later link that cancels it.
         norms: The norm rules outside of other links, each with the `unit_entries` before it.
-        masks: Masks with a factor inside, which does not scale the parameters outside of the mask.
+        masks: Masks that contain a factor. The factor does not scale parameters outside of the
+            mask.
     """
 
     factors: list[Link] = field(default_factory=list)
@@ -80,7 +81,7 @@ class Flow:
 
     @property
     def sized(self) -> bool:
-        """Whether something sets the size of updates. Two masks or more may share the work."""
+        """Whether something sets the size of updates. Several masks may do so together."""
         return bool(self.factors or self.lost or len(self.masks) > 1)
 
     def _branch(self, children: Sequence[Link]) -> None:
@@ -96,7 +97,7 @@ class Flow:
 
 
 def refuse_step(owner: str, links: Sequence[Link]) -> None:
-    """Raise an error for links about the step if another optimizer makes the step."""
+    """Raise an error for links that define the step if another optimizer makes the step."""
     for link in [link for top in links for link in top.walk() if link.transforms]:
         live = getattr(link.transform, "live", ())
         if link.transform.place in ("step", "end") or "lr" in live:
@@ -176,7 +177,7 @@ def named_params(optimizer: ChainRunner) -> Iterator[tuple[str, Tensor]]:
 def _norms(
     groups: Sequence[Mapping[str, Any]], link: Link, unit_entries: Link | None
 ) -> Iterator[str]:
-    """Yield how many norms a rule has, and how large they are after entries near 1."""
+    """Yield how many norms a rule has, and how large the norms are if elements are near 1."""
     rule = link.transform
     key = link.keys.get("max_norm")
     if key is None or measure(rule.ord) != NAMED["l2"]:
@@ -209,7 +210,7 @@ def _norms(
 
 
 def _clipped_before(optimizer: ChainRunner, rules: Sequence[Link]) -> Iterator[str]:
-    """Yield a sentence if the norm of the last gradients was a round number: another's limit."""
+    """Yield a sentence if other code seems to clip already: the last norm was a round number."""
     measured = metrics_of(optimizer._records)
     first = [link for link in optimizer.links if link.transform.leaves != "gradient"][:1]
     for link in [link for link in rules if link in first]:

@@ -1,4 +1,4 @@
-"""ChainRunner: everything that a Modular, a Clipper and links after another optimizer share."""
+"""The class `ChainRunner`, the base of `Modular`, `Clipper` and `AfterStep`."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ from torchzero_clip.optimizer.state_layout import StateLayout
 class ChainRunner(Optimizer):
     """The base of all classes that send the tensors of parameter groups through a chain.
 
-    It owns the chain with its links, the parameter groups and their keys, the state, the engine and
-    the records of the last step. A subclass has the method that runs a step. It also defines the
-    buckets that the first link receives (`_start`), and their use after the last link (`_end`).
+    A runner owns the chain, the parameter groups, the keys of hyperparameters, the state, the
+    engine and the records of the last step. A subclass defines the method that runs a step. It also
+    defines which buckets the first link receives (`_start`), and how the buckets of the last link
+    are used (`_end`).
 
     Args:
         params: Parameters, named parameters, or groups of either.
@@ -116,7 +117,7 @@ class ChainRunner(Optimizer):
     # ------------------------------------------------------------------ the step
 
     def _given(self, loss: Any) -> Step:
-        """Return the next step, with its loss: the reported loss, or else the closure's."""
+        """Return the next step. Its loss is the reported loss, or else the closure's loss."""
         if not (self._seen_dtypes or torch.compiler.is_compiling() or has_rate(self.param_groups)):
             self._make_state(self.place.of)  # a first step at a rate of 0 must make all state
         own_loss = None if loss is None else one_number(loss)
@@ -145,10 +146,11 @@ class ChainRunner(Optimizer):
         raise NotImplementedError
 
     def _complete(self, step: Step) -> None:
-        """Give a skipped step that ended early the counts, the state and the metrics that it lacks.
+        """Add the missing counts, state and metrics after a skipped step that ended early.
 
-        An engine that keeps the flag on the device computes the whole step and discards it, so it
-        has all three. State begins at its first values, and metrics that were not measured are NaN.
+        If the engine keeps the skip flag on the device, it computes the whole step and discards the
+        result, so nothing is missing. New state has its first values. Metrics that no rule measured
+        are NaN.
         """
         pass_over(self.links, step)
         with step.unmeasured() as rest:
@@ -199,7 +201,9 @@ class ChainRunner(Optimizer):
         self.place.zero(averages.params_of(self))
 
     def report(self, *, loss: Tensor | float) -> None:
-        """Give the next step its loss, for guards and links that need it. It stays on the device.
+        """Pass the loss to the next step, for guards and links that need the loss.
+
+        The loss stays on the device.
 
         If you pass a closure to `step`, its loss is reported automatically.
 
@@ -229,8 +233,8 @@ class ChainRunner(Optimizer):
     def safe_to_save(self, steps: int = 1) -> bool:
         """Return whether a checkpoint of the current state is worth keeping.
 
-        It is if no guard has skipped any of the last `steps` steps, and if all weights and state
-        are finite. Without a guard, only the second condition counts.
+        It is worth keeping if no guard skipped any of the last `steps` steps, and if all weights
+        and state are finite. Without a guard, only the second condition counts.
 
         The method synchronizes with the device once. In a distributed run all ranks must call it,
         and all ranks get the same answer.
@@ -266,7 +270,7 @@ class ChainRunner(Optimizer):
 
     @torch.no_grad()
     def init_state(self) -> None:
-        """Create the state of every parameter now, which the first gradient would do otherwise.
+        """Create the state of every parameter now instead of at the first gradient.
 
         Distributed checkpointing takes a fake step to create state, and the fake step advances
         counters. After this method it needs no fake step. If a rule keeps state of sharded
@@ -311,14 +315,14 @@ class ChainRunner(Optimizer):
     def load_state_dict(
         self, state_dict: dict[str, Any], *, keep: str | Sequence[str] = ()
     ) -> None:
-        """Load a state dict of the same chain. Another chain's raises before anything changes.
+        """Load a state dict of the same chain. Other chains raise an error before anything changes.
 
         The hyperparameters of the checkpoint replace those of this optimizer. A warning names each
         hyperparameter whose value changes.
 
         Args:
             state_dict: The result of `state_dict()`.
-            keep: The names of hyperparameters that keep their present values, such as "max_norm".
+            keep: The names of hyperparameters, such as "max_norm", that keep their present values.
 
         Example:
             >>> import torch

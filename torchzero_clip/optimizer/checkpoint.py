@@ -1,4 +1,4 @@
-"""Checkpoints: checks on loading, and restoring state. Saving is torch's own `state_dict`."""
+"""Checkpoints: checks during loading, and restoring state. torch's `state_dict` saves them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ from torchzero_clip.optimizer.state_layout import (
 
 
 class Checkpoint:
-    """A state dict that an optimizer is about to load. Another form raises an error.
+    """A state dict that an optimizer will load. A dict in another form raises an error.
 
     Args:
         state_dict: The state dict.
         param_groups: The groups of the optimizer.
-        keys: The keys of its hyperparameters. If the checkpoint lacks one, its value here stays.
+        keys: The keys of the optimizer's hyperparameters. If the checkpoint lacks a key, the
+            optimizer keeps its value.
         layout: The state that the optimizer keeps.
     """
 
@@ -64,13 +65,13 @@ class Checkpoint:
             group.update({key: here[key] for key in missing})
 
     def params(self) -> Iterator[tuple[Any, Tensor, Mapping[str, Any]]]:
-        """Yield every parameter, with its index and its state in the checkpoint."""
+        """Yield every parameter, with the parameter's index and state in the checkpoint."""
         for theirs, ours in zip(self.groups, self.param_groups, strict=True):
             for index, p in zip(theirs["params"], ours["params"], strict=True):
                 yield index, p, self.state.get(index, {})
 
     def check(self, chain: str) -> None:
-        """Raise an error unless all values have their name, shape and dtype, and none is NaN."""
+        """Raise an error if a value has a wrong name, shape or dtype, or is NaN."""
         own_marks = fingerprint(self.keys.links)
         for g, group in enumerate(self.groups):
             shared = group.get("chain")
@@ -113,7 +114,7 @@ class Checkpoint:
                 self.layout.check_parameter(where, of_param, shared, p, clips, name)
 
     def adapt(self) -> None:
-        """Drop the state of roundings that are not used here, and warn if roundings differ."""
+        """Drop the state of roundings that are not in use, and warn if the roundings differ."""
         rounding = self.layout.rounding
         params = list(self.params())
         counts = [*ROUNDS] if rounding == "stochastic" else []
@@ -147,7 +148,7 @@ class Checkpoint:
             )
 
     def for_torch(self) -> dict[str, Any]:
-        """Return the part that torch loads: no state of parameters, which torch would cast."""
+        """Return the part that torch loads. It has no state of parameters. torch would cast it."""
         own = {index for index, _, _ in self.params()}
         rest = {key: value for key, value in self.state.items() if key not in own}  # of a wrapper
         return {**self.state_dict, "state": rest, "param_groups": self.groups}
@@ -174,14 +175,14 @@ class Checkpoint:
             share_vectors(states, [key])
 
     def _contents(self, group: Mapping[str, Any]) -> str:
-        """Describe the hyperparameters and state of another chain's checkpoint, for an error."""
+        """Return an error text about hyperparameters and state in another chain's checkpoint."""
         live = sorted(set(group) - RESERVED)
         states = [self.state.get(index, {}) for index in group["params"]] + [group["chain"]]
         paths = {key.rpartition("/")[0] for state in states for key in state if is_links(key)}
         return f"hyperparameters {live} and state of {sorted(paths)}"
 
     def _refuse_nan(self) -> None:
-        """Raise an error if state has become NaN. This synchronizes with each device once."""
+        """Raise an error if state is NaN. This synchronizes with each device once."""
         values: list[tuple[str, str, Any, Tensor | None]] = [
             (f"parameter {index}", key, value, p)
             for index, p, of_param in self.params()
@@ -206,7 +207,7 @@ class Checkpoint:
 
 
 def check_form(state_dict: Any, param_groups: Groups) -> None:
-    """Raise an error unless this has the form of a state dict, with groups like these."""
+    """Raise an error unless the argument is a state dict whose groups match the given groups."""
     is_mapping = isinstance(state_dict, Mapping)
     if not is_mapping or not {"state", "param_groups"} <= state_dict.keys():
         got = sorted(map(str, state_dict)) if is_mapping else type(state_dict).__name__
@@ -247,7 +248,7 @@ def check_form(state_dict: Any, param_groups: Groups) -> None:
 
 
 def _check_order(g: int, saved: Any, here: Any) -> None:
-    """Raise an error if the names of a group are the same in another order."""
+    """Raise an error if a group has the same parameter names in another order."""
     if saved and here and list(saved) != list(here) and sorted(saved) == sorted(here):
         i = next(i for i, pair in enumerate(zip(saved, here, strict=True)) if pair[0] != pair[1])
         raise ValueError(
@@ -258,13 +259,13 @@ def _check_order(g: int, saved: Any, here: Any) -> None:
 
 
 def _check_kind(label: str, value: Any, kind: Any, words: str) -> None:
-    """Raise an error unless a value is of a kind. `words` is the name of the kind."""
+    """Raise an error unless a value has a type. The error message calls the type `words`."""
     if not isinstance(value, kind):
         raise ValueError(f"{label} must be {words}, got {type(value).__name__}")
 
 
 def _loaded(key: str, value: Any, p: Tensor, entry: Entry | None) -> Any:
-    """Return a value of a checkpoint on the device and in the dtype that it has here."""
+    """Return a value of a checkpoint on the device and in the dtype of this optimizer."""
     if entry is None:  # the key is a user's
         return value if key == "step" else _moved(value, p.device)
     if isinstance(value, Tensor):
@@ -284,7 +285,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def _are_nan(values: Sequence[Any]) -> list[bool]:
-    """Return for each value whether it has a NaN. Each rank checks its parts of sharded values."""
+    """Return whether each value contains NaN. A rank checks only its parts of sharded values."""
 
     def are_nan(batch: list[int]) -> list[bool]:
         if devices[batch[0]] is None:

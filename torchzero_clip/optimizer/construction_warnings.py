@@ -1,7 +1,7 @@
-"""Everything that a chain does and its user may not expect: one table, for warnings and explain().
+"""One table of everything that may surprise the user of a chain, for warnings and explain().
 
-Each function of the table yields remarks. A remark has a message, which `explain()` shows. If the
-chain is hardly ever meant that way, the remark also has a remedy, and construction warns.
+Each function in the table yields remarks. `explain()` shows the message of each remark. If the
+chain is probably a mistake, the remark also has a remedy, and the constructor warns.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from torchzero_clip.optimizer.chain_runner import ChainRunner
 
 DECAY_PER_STEP = 1e-3
-"""If a decay subtracts this share of every weight in each step, or more, it is a mistake."""
+"""A weight decay of this share of every weight per step, or more, counts as a mistake."""
 
 
 class Remark(NamedTuple):
-    """Something that a chain does and its user may not expect.
+    """Something about a chain that may surprise its user.
 
     Attributes:
         message: A sentence about the chain, for `explain()`.
-        remedy: A way to change it. A remark with a remedy is also a warning at construction.
+        remedy: How to change the chain. The constructor warns about each remark with a remedy.
     """
 
     message: str
@@ -45,13 +45,13 @@ class Remark(NamedTuple):
 
 
 def remarks(optimizer: ChainRunner) -> Iterator[Remark]:
-    """Yield everything that a chain does and its user may not expect."""
+    """Yield a remark for everything about a chain that may surprise its user."""
     for find in REMARKS:
         yield from find(optimizer)
 
 
 def warn_of_construction(optimizer: ChainRunner) -> None:
-    """Warn of everything in a new optimizer that is hardly ever meant."""
+    """Warn about everything in a new optimizer that is probably a mistake."""
     for message, remedy in [*remarks(optimizer), *_slow_state(optimizer)]:
         if remedy:
             warn(f"{message}: {remedy}")
@@ -90,14 +90,14 @@ def _no_rate(optimizer: ChainRunner) -> Iterator[Remark]:
 
 @dataclass
 class Before:
-    """The links before a link that decide its meaning.
+    """The links before a link that determine the meaning of the link.
 
     Attributes:
         rate: The link with the learning rate.
         direction: The last link that decides the direction of updates, such as `Adam`.
         momentum: The last link that averages updates.
         clip: The first link that clips.
-        decays: The links with a weight decay since the direction.
+        decays: The links with a weight decay after the direction.
     """
 
     rate: Link | None = None
@@ -108,7 +108,7 @@ class Before:
 
     @property
     def update(self) -> Link | None:
-        """The last link that made an update of the gradient, if there is one."""
+        """The last link that turned the gradient into an update, or None."""
         return self.rate or self.direction
 
 
@@ -163,7 +163,7 @@ def _misplaced_decay(link: Link, before: Before) -> Iterator[Remark]:
 
 
 def _misplaced_direction(link: Link, before: Before) -> Iterator[Remark]:
-    """Yield remarks on a link whose updates have entries near 1, such as `Adam`."""
+    """Yield remarks on a link, such as `Adam`, whose updates have elements near 1."""
     path = link.path
     for decay in before.decays:
         yield Remark(
@@ -208,7 +208,7 @@ def _misplaced_accumulator(link: Link, before: Before) -> Iterator[Remark]:
 
 
 def _averages_updates(rule: Any) -> bool:
-    """Return whether a rule with second moments averages the update too."""
+    """Return whether a rule with second moments also averages the update."""
     betas = getattr(rule, "betas", None)
     if betas is None or getattr(rule, "momentum", True) is False:
         return False
@@ -220,7 +220,7 @@ def _scales_its_decay(rule: Any) -> bool:
 
 
 def _links_in_order(links: Sequence[Link]) -> Iterator[Link]:
-    """Yield the links that all parameters pass one after another."""
+    """Yield, in order, the links that all parameters pass."""
     for link in [link for link in links if link.transforms]:
         if link.transform.inner == "chain" and not link.transform.asks:
             yield from _links_in_order(link.children)
@@ -242,7 +242,7 @@ def _clips_without_effect(optimizer: ChainRunner) -> Iterator[Remark]:
 
 
 def _odd_limits(optimizer: ChainRunner) -> Iterator[Remark]:
-    """Yield remarks on limits of 0, which elsewhere turn clipping off, and on tiny percentages."""
+    """Yield remarks on tiny percentages, and on limits of 0. Other libraries read 0 as no limit."""
     for link in [link for link in optimizer.keys.links if link.transforms]:
         rule = link.transform
         for name in ("max_norm", "value"):
@@ -277,7 +277,7 @@ def _unknown_blocks(optimizer: ChainRunner) -> Iterator[Remark]:
 
 
 def _number(rule: Any, name: str) -> float:
-    """Return a value of a rule as a number, or NaN if the host does not have it."""
+    """Return a value of a rule as a number, or NaN if the value is not on the host."""
     value = getattr(rule, name, None)
     if value is None or (isinstance(value, Tensor) and value.device.type != "cpu"):
         return float("nan")
@@ -299,7 +299,7 @@ REMARKS: tuple[Callable[[ChainRunner], Iterator[Remark]], ...] = (
 
 
 def _slow_state(optimizer: ChainRunner) -> Iterator[Remark]:
-    """Yield a remark if state in bfloat16 is converted tensor by tensor, without a kernel."""
+    """Yield a remark if state in bfloat16 is converted one tensor at a time, without a kernel."""
     wide = [p for p in params_of(optimizer) if state_dtype(p) == torch.float32][:1]
     slow = [link.path for link in optimizer.keys.links for p in wide if link.rounds(p)]
     if slow and not optimizer.compile:
@@ -312,7 +312,7 @@ def _slow_state(optimizer: ChainRunner) -> Iterator[Remark]:
 
 
 WARNED: set[str] = set()
-"""The warnings of this process that come once per process."""
+"""The warnings that this process has given and will not repeat."""
 
 
 def warn_of_lost_updates(optimizer: ChainRunner) -> None:

@@ -1,4 +1,4 @@
-"""Rules that are right for parameters whose parts do not begin and end where torch's do."""
+"""Checks of rules for parameters that are cut into other parts than torch's shards."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torchzero_clip.core.sharding.layout import refuse_flat
 from torchzero_clip.core.transform import TensorwiseTransform, Transform
 
 CUT = "_megatron_fsdp_model"
-"""An attribute of Megatron-FSDP's DTensors. Their ranks have as many rows as fit its buffers."""
+"""An attribute of DTensors from Megatron-FSDP, whose shards are cut to fit its buffers."""
 SCOPES_OF_WHOLE_TENSORS = "layer", "group", "global"
 """The scopes of norms that cover several tensors."""
 
 
 def is_entrywise(link: Link) -> bool:
-    """Return whether a rule is a guard, acts on each element alone, or only runs rules inside.
+    """Return whether a rule is a guard, acts on single elements, or only runs rules inside it.
 
-    A rule with a scope measures tensors, even if it has rules inside, as `Graft` has.
+    A rule with a scope measures tensors, even if it has rules inside it, such as `Graft`.
     """
     tfm = link.transform
     if not link.transforms or getattr(tfm, "place", "") == "first":
@@ -33,7 +33,7 @@ def is_entrywise(link: Link) -> bool:
 
 
 def has_whole_norms(link: Link) -> bool:
-    """Return whether a rule only scales, by norms of one or more whole tensors."""
+    """Return whether a rule only scales tensors, by norms of one or more whole tensors."""
     tfm = link.transform
     plain = isinstance(tfm, NormRule) and type(tfm).step is NormRule.step
     if not (plain and type(tfm).apply is NormRule.apply) and not tfm.inner:
@@ -44,7 +44,7 @@ def has_whole_norms(link: Link) -> bool:
 
 
 def refuse_cuts(links: Sequence[Link], params: Sequence[Tensor]) -> None:
-    """Raise an error for flat shards, and for rules that shards of Megatron-FSDP cannot serve."""
+    """Raise an error for flat shards, and for rules that cannot use shards of Megatron-FSDP."""
     refuse_flat(params)
     if any([hasattr(p, CUT) for p in params]):
         for link in links:

@@ -1,4 +1,4 @@
-"""Exact weights: reading and loading the float32 weights that rounding="exact" keeps."""
+"""Saving and loading of exact weights: the float32 weights that rounding="exact" keeps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchzero_clip.optimizer.rounding import in_model, split, tensors_of, weigh
 
 @torch.no_grad()
 def exact_state_dict(optimizer: Any, model: Module) -> dict[str, Any]:
-    """Return the model's state dict with the float32 weights that rounding="exact" keeps.
+    """Return the model's state dict with the exact weights, which are in float32.
 
     Args:
         model: The model that is trained.
@@ -49,7 +49,7 @@ def load_exact(optimizer: Any, model: Module, state: Mapping[str, Any]) -> None:
 def _check_fit(model: Module, state: Any) -> None:
     """Raise an error unless the state dict has the keys, shapes and shards of the model.
 
-    torch checks while it copies, so an error there leaves some weights changed.
+    torch checks the state dict while it copies. An error in torch would leave some weights changed.
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"load_exact: state must be a state dict, got {type(state).__name__}")
@@ -80,7 +80,7 @@ def _check_fit(model: Module, state: Any) -> None:
 
 
 def _check(owner: str, optimizer: Any) -> None:
-    """Raise an error unless the parameters are the upper halves of the weights."""
+    """Raise an error unless each parameter is the upper half of a float32 weight."""
     refuse(optimizer, f"{owner}()", shown=True)
     if optimizer.rounding != "exact":
         raise ValueError(

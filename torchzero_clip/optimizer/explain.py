@@ -1,6 +1,6 @@
-"""explain(): the text about a chain, with the bytes that each link reads and writes.
+"""The method `explain()`: the text about a chain, with the bytes that each link reads and writes.
 
-The bytes are counted in a step of a small model with the same chain.
+`explain()` counts the bytes in a step of a small model with the same chain.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Traffic(TorchDispatchMode):
     """Counts the bytes that operators read and write in one part of a step.
 
     Args:
-        label: The name of the part in the plan.
-        contents: For the address of each storage, the words for its content.
+        label: The name in the plan for this part of the step.
+        contents: For the address of each storage, a description of the content.
     """
 
     def __init__(self, label: str, contents: dict[int, str]) -> None:
@@ -82,7 +82,7 @@ class Traffic(TorchDispatchMode):
         return result
 
     def count(self, name: str, value: Any, reads: bool, writes: bool) -> None:
-        """Count the tensors that are as large as a parameter. Smaller ones stay in the cache."""
+        """Count the tensors that are as large as a parameter. Smaller tensors stay in the cache."""
         tensors = [t for t in tree_leaves(value) if isinstance(t, Tensor)]
         for t in [t for t in tensors if t.numel() >= PARAMETER_SIZE // 2]:
             size = t.numel() * t.element_size()
@@ -96,7 +96,7 @@ class Traffic(TorchDispatchMode):
 
     @contextmanager
     def whole(self, read: list[Tensor], written: list[Tensor]) -> Iterator[None]:
-        """Count a pass over memory as a whole, and skip the operators that it runs here."""
+        """Count a whole pass over memory, and do not count the single operators in this context."""
         self.count(KERNEL, read, reads=True, writes=False)
         self.count(KERNEL, written, reads=False, writes=True)
         self.inside = True
@@ -104,7 +104,7 @@ class Traffic(TorchDispatchMode):
         self.inside = False
 
     def row(self, width: int, numbers: int) -> str:
-        """Return the line about this part, in bytes per element."""
+        """Return the line of the plan about this part, in bytes per element."""
         operators = ", ".join(sorted(self.operators))
         if self.written:
             how = f"writes {' and '.join(sorted(self.targets))}: {operators}"
@@ -122,7 +122,7 @@ def explain(optimizer: ChainRunner, make: Callable[..., Any], each: bool = False
 
     Args:
         optimizer: The optimizer.
-        make: The class of the small twin that is watched.
+        make: The class of the small optimizer whose step is measured.
         each: Whether to add a table of the parameters.
     """
     twin = _twin(optimizer, make)
@@ -169,9 +169,9 @@ def explain(optimizer: ChainRunner, make: Callable[..., Any], each: bool = False
 
 
 def _watch(twin: Any, parts: list[Traffic]) -> Any:
-    """Run a step, and return its skip flag. `parts` receives the traffic of each link and the end.
+    """Run a step, and return the skip flag of the step. Add the traffic of each link to `parts`.
 
-    The flag of guards is set back to zero after each link, so that the step is not skipped.
+    After each link, the skip flag is set to zero, so no guard skips the step.
     """
     contents = _contents(twin)
     links = twin.links
@@ -219,15 +219,15 @@ def _twin(optimizer: ChainRunner, make: Callable[..., Any]) -> Any:
 
 
 def _replace_rule(link: Link, values: dict[str, Any]) -> None:
-    """Replace the rule of a link by the same rule with some other values."""
+    """Replace the rule of a link by a copy with other values."""
     link.transform = link.transform.with_values(values)
     link.acts = link.transform
 
 
 def _small(p: Tensor, square: bool) -> Parameter:
-    """Return a parameter of PARAMETER_SIZE elements with as many dimensions.
+    """Return a parameter with PARAMETER_SIZE elements and as many dimensions as `p`.
 
-    It is nearly square if the work of a rule grows with the longer side.
+    If the work of a rule grows with the longer side, the parameter is nearly square.
     """
     shape = [PARAMETER_SIZE] * p.dim()
     if p.dim() > 1 and square:
@@ -241,7 +241,7 @@ def _small(p: Tensor, square: bool) -> Parameter:
 
 
 def _contents(twin: Any) -> dict[int, str]:
-    """Return for the address of each storage the words for its content."""
+    """Return, for the address of each storage, a description of its content."""
     params = params_of(twin)
     tensors: dict[str, list[Any]] = {
         "state": [value for p in params for value in twin.state[p].values()],
@@ -254,7 +254,7 @@ def _contents(twin: Any) -> dict[int, str]:
 
 
 def _parameters(optimizer: ChainRunner) -> list[str]:
-    """Return a line about the parameters of each dtype and device."""
+    """Return a line for each dtype and device of the parameters."""
     sizes: dict[str, list[int]] = {}
     for p in params_of(optimizer):
         kind = f"{str(p.dtype).removeprefix('torch.')} on {p.device.type}"
@@ -263,7 +263,7 @@ def _parameters(optimizer: ChainRunner) -> list[str]:
 
 
 def _averages(optimizer: ChainRunner) -> Iterator[str]:
-    """Yield a line about averaged weights if the chain has some."""
+    """Yield a line about averaged weights if the chain has averaged weights."""
     paths = [link.path for link in optimizer.keys.links if averages(link.transform)]
     if paths:
         others = [f"averaged({path!r})" for path in paths[:-1]]
@@ -272,7 +272,7 @@ def _averages(optimizer: ChainRunner) -> Iterator[str]:
 
 
 def _tails(optimizer: ChainRunner) -> Iterator[str]:
-    """Yield a line for each tail of the chain, which one pass over memory does."""
+    """Yield a line for each tail: the links at the end that run in one pass over memory."""
     if not optimizer.engine.fuses:
         return
     tails = list(optimizer._plan.tails.values())
@@ -297,7 +297,7 @@ def _tails(optimizer: ChainRunner) -> Iterator[str]:
 
 
 def _owners(optimizer: ChainRunner) -> Iterator[str]:
-    """Yield a line for each link whose sharded matrices have owners, or are gathered instead."""
+    """Yield a line for each link with sharded matrices: they have owners, or are gathered."""
     matrices = [p for p in params_of(optimizer) if p.dim() > 1]
     layouts = [layout for p in matrices if (layout := layout_of(p)) is not None and layout.split]
     ranks = [len(route(layout)[1]) for layout in layouts]

@@ -1,4 +1,4 @@
-"""Fingerprints: numbers in a checkpoint that differ for different chains."""
+"""Fingerprints: numbers in a checkpoint that are different for different chains."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MARK = "fingerprint"
 
 
 def fingerprint(links: Sequence[Link]) -> list[int]:
-    """Return two numbers: one for the links of a chain, one for their fixed arguments.
+    """Return two numbers: one for the links of a chain, and one for the links' fixed arguments.
 
-    Arguments with their default value do not count, so that a later release may add some.
+    Arguments with their default value are ignored, so a later release can add arguments.
     """
     names = [f"{link.path}:{type(link.transform).__name__}" for link in links]
     arguments = [
@@ -35,13 +35,13 @@ def fingerprint(links: Sequence[Link]) -> list[int]:
 def shared_start(links: Sequence[Link], params: Any, shared: Mapping[str, Any]) -> dict[str, Any]:
     """Return the chain dict of a new group: the fingerprint, and state of the same chain.
 
-    The fingerprint is a tensor with one dimension. Distributed checkpointing finds the device for
-    loading from such tensors, and there may be no other.
+    The fingerprint is a tensor with one dimension. Distributed checkpointing reads the device for
+    loading from such tensors, and a chain may have no other one.
 
     Args:
         links: All links of the chain.
         params: The parameters of the group.
-        shared: The chain dict that came with the group. Its state is kept if the chain is the same.
+        shared: The chain dict in the group so far. If it is from the same chain, its state is kept.
     """
     numbers = fingerprint(links)
     is_same_chain = marks(shared)[:1] == numbers[:1]
@@ -58,9 +58,9 @@ def marks(shared: Mapping[str, Any]) -> list[int]:
 
 
 def _fixed_arguments(tfm: Any) -> dict[str, Any]:
-    """Return the arguments that cannot change and have no default value.
+    """Return the fixed arguments of a transform, except arguments with their default value.
 
-    A function is represented by its name. `state_dtype` does not count, because state loads in
+    The name of a function represents the function. `state_dtype` is ignored, because state loads in
     either dtype.
     """
     others = {*tfm.live, "state_dtype"}

@@ -1,4 +1,4 @@
-"""Clipping rules that never clip, because a link before them bounds the update already."""
+"""Clipping rules that never clip, because an earlier link already bounds the update."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from torchzero_clip.core.norms import measure
 from torchzero_clip.core.traits import Bounding
 
 SCOPES = (None, "layer", "group", "global")
-"""The scopes of norms, from one tensor to the whole model. Slices of a tensor are smaller."""
+"""The scopes of norms, from one tensor to the whole model. Slices are not in this list."""
 
 
 class Bound(NamedTuple):
-    """A bound of the update: no norm of this kind and scope is larger than the limit.
+    """A bound of the update: no norm of some kind and scope is larger than a limit.
 
     Attributes:
         link: The link whose updates have the bound.
         power: The p of a p-norm, infinity for the largest entry, NaN for the root mean square.
         scope: The scope of the norm, or the dims of slices.
         limit: The bound.
-        exact: Whether the link sets norms, so that a looser limit after it has no effect.
+        exact: Whether the link sets norms to a value. A looser limit after the link then has no
+            effect.
     """
 
     link: Link
@@ -34,13 +35,13 @@ class Bound(NamedTuple):
 
     @property
     def noun(self) -> str:
-        """The word for what is bounded."""
+        """The noun for the bounded quantity, for messages."""
         if self.power == math.inf:
             return "entries"
         return "root mean squares" if math.isnan(self.power) else "norms"
 
     def implies(self, other: Bound) -> bool:
-        """Return whether all updates within this bound are within the other bound."""
+        """Return whether every update within this bound is also within the other bound."""
         if self.limit > other.limit:
             return False
         if self.power == math.inf:  # the root mean square is no larger than the largest entry
@@ -54,10 +55,10 @@ class Bound(NamedTuple):
 def idle_clips(
     links: Sequence[Link], groups: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[Link, float, Bound]]:
-    """Yield each clipping rule that never clips, its limit, and the tighter bound before it.
+    """Yield each clipping rule that never clips, the limit, and the tighter bound before the rule.
 
     Args:
-        links: The links that all parameters pass one after another.
+        links: The links that all parameters pass, in order.
         groups: The parameter groups.
     """
     before: list[Bound | None] = [None] * len(groups)
@@ -75,7 +76,7 @@ def idle_clips(
 
 
 def _bound(link: Link, group: Mapping[str, Any]) -> Bound | None:
-    """Return the bound of the updates of a link with the values of a group, if it is known."""
+    """Return the bound of a link's updates with the values of a group, or None if not known."""
     rule = link.transform
     if rule.target != "update":
         return None
@@ -92,7 +93,7 @@ def _bound(link: Link, group: Mapping[str, Any]) -> Bound | None:
 
 
 def _of_norm_rule(link: Link, rule: NormRule, live: dict[str, Any]) -> Bound | None:
-    """Return the bound of a norm rule whose limit is one of its hyperparameters."""
+    """Return the bound of a norm rule, if a hyperparameter is its limit."""
     name = rule.limit_is if _is_still_so(rule, "limit_is", "limit", "step", "apply") else None
     limit = None if name is None else live[name]
     power = _power(rule.ord)
@@ -105,9 +106,10 @@ def _of_norm_rule(link: Link, rule: NormRule, live: dict[str, Any]) -> Bound | N
 
 
 def _is_still_so(rule: Any, mark: str, *methods: str) -> bool:
-    """Return whether no subclass of the class with the mark overrides one of the methods.
+    """Return whether a mark of a class is still true for a rule.
 
-    Then the mark is still true of the rule.
+    It is true if no subclass of the class with the mark overrides the methods that the mark
+    describes.
     """
     marked = _owner(type(rule), mark)
     return all([issubclass(marked, _owner(type(rule), method)) for method in methods])

@@ -1,4 +1,4 @@
-"""The keys of hyperparameters in `param_groups`, and the checks of a group's keys."""
+"""The keys of hyperparameters in `param_groups`, and checks of the keys in a group."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ NAMES_ELSEWHERE = {
     "wd": "weight_decay",
     **dict.fromkeys(NAMES_OF_MAX_NORM, "max_norm"),
 }
-"""The names of hyperparameters in other libraries, with their names here."""
+"""For names of hyperparameters in other libraries, the names in this library."""
 MOST_EDITS = 2
-"""The largest number of edits between a misspelled key and the key that was meant."""
+"""The largest number of edits between a misspelled key and the correct key."""
 
 
 class GroupKeys:
     """The keys of all hyperparameters of a chain.
 
-    A key is the bare name if one link owns that name, otherwise "Link/name".
+    If only one link owns a name, the key is the name. Otherwise the key is "Link/name".
     """
 
     def __init__(self, links: Sequence[Link]) -> None:
@@ -75,12 +75,12 @@ class GroupKeys:
             self._follow_reads(link, link.transform)
 
     def tidy(self, group: dict[str, Any], later: bool = False) -> None:
-        """Rename the keys of a group to the keys in use, add defaults, and check all values.
+        """Rename the keys of a group to the current keys, add defaults, and check all values.
 
         Args:
             group: The group, which is changed.
-            later: Whether the group is checked again. A qualified name is then newer than the value
-                under the key in use, and replaces it.
+            later: Whether this is a later check of the same group. If so, a value under a qualified
+                name is newer than the value under the current key, and replaces it.
         """
         if later and "chain" not in group:
             raise ValueError(
@@ -117,7 +117,7 @@ class GroupKeys:
                     self.seen[g] = of_group(g, self.check_changed, group, values, self.seen[g])
 
     def forget(self) -> None:
-        """Check all keys and values in the next step, because the groups were replaced."""
+        """Make the next step check all keys and values, because the groups were replaced."""
         self._seen_keys = []
 
     def check_changed(
@@ -125,8 +125,8 @@ class GroupKeys:
     ) -> list[Any]:
         """Check the links whose hyperparameters are new objects, and return all hyperparameters.
 
-        The objects are compared and not their values, because a comparison of tensors would
-        synchronize with their device.
+        The method compares objects instead of values, because a comparison of tensors would
+        synchronize with the device.
         """
         pairs = zip(self.defaults, values, seen, strict=True)
         changed = {key for key, new, old in pairs if new is not old}
@@ -138,20 +138,20 @@ class GroupKeys:
         return self.values(group)
 
     def _check_link(self, link: Link, group: dict[str, Any]) -> None:
-        """Raise the error of the link's constructor for values that it does not accept."""
+        """Raise the constructor's error if a link does not accept the values in a group."""
         if link.keys:
             now = {name: group[key] for name, key in link.keys.items()}
             self._follow_reads(link, link.transform.with_values(now))
 
     def _follow_reads(self, link: Link, now: Any) -> None:
-        """Find the links whose hyperparameters the transform reads with its present values."""
+        """Find the other links whose hyperparameters a link reads, given its present values."""
         for name in read_elsewhere(now):
             link.read[name] = _owner_for(link, name, self.owners.get(name, []))
 
     def refuse(self, key: str, value: Any) -> None:
         """Raise an error for a key that is ambiguous, misspelled or read by no link.
 
-        All other unknown keys belong to the user, and are accepted.
+        Other unknown keys belong to the user and are accepted.
         """
         if key in self.ambiguous:
             raise ValueError(
@@ -176,7 +176,7 @@ class GroupKeys:
             raise ValueError(f"unknown group key {key!r}: did you mean {near!r}?")
 
     def check_structure(self, tops: Sequence[Link]) -> None:
-        """Raise an error for guards that are not first, and clipping of unread gradients."""
+        """Raise an error if a guard is not first, or if no link reads a clipped gradient."""
         guards = [link for link in self.links if getattr(link.transform, "place", "") == "first"]
         for link in guards:
             if link not in tops[: len(guards)]:
@@ -210,7 +210,7 @@ def refuse_arguments(owner: str, unknown: Mapping[str, Any], init: Any) -> None:
 
 
 def refuse_no_params(owner: str, params: Any) -> None:
-    """Raise an error for a module or a transform in the place of the parameters."""
+    """Raise an error if a module or a transform is passed instead of the parameters."""
     if isinstance(params, torch.nn.Module):
         raise TypeError(f"{owner} needs parameters, got a module: pass model.parameters()")
     if isinstance(params, Transform):
@@ -221,7 +221,7 @@ def refuse_no_params(owner: str, params: Any) -> None:
 
 
 def _owner_for(link: Link, name: str, owners: Sequence[Link]) -> Link:
-    """Return the link whose hyperparameter another link reads.
+    """Return the link that owns a hyperparameter that another link reads.
 
     Raise an error unless there is exactly one owner in the innermost chain that has any.
     """
@@ -242,16 +242,16 @@ def _owner_for(link: Link, name: str, owners: Sequence[Link]) -> Link:
 def _follow(
     links: Sequence[Link], produced: str | None, unread: list[tuple[str, str]]
 ) -> str | None:
-    """Collect the links with target="grad" after a link that has made an update.
+    """Collect the links with target="grad" that come after a link that returned an update.
 
     Args:
         links: The links to follow.
-        produced: The path of the last link before them that has made an update.
-        unread: Receives the path of each such link, and of the link that has made the update. A
-            later link that reads gradients empties the list.
+        produced: The path of the last link before `links` that returned an update.
+        unread: A list that receives the path of each such link and the path of the link that
+            returned the update. A later link that reads gradients empties the list.
 
     Returns:
-        The path of the last link that has made an update.
+        The path of the last link that returned an update.
     """
     for link in [link for link in links if link.transforms]:
         tfm = link.transform
@@ -270,9 +270,10 @@ def _follow(
 
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
-    """Return the known name that was probably meant, or None.
+    """Return the known name that the user probably meant, or None.
 
-    It is at most two edits away, and shares at least one letter with the given name.
+    The known name is at most two edits away from the given name, and shares at least one letter
+    with it.
     """
     far = {other: _distance(name.lower(), other.lower()) for other in known}
     near = [other for other, edits in far.items() if edits <= min(MOST_EDITS, len(other) - 1)]
@@ -297,7 +298,7 @@ def _distance(a: str, b: str, most: int = MOST_EDITS) -> int:
 
 
 def of_group(g: int, check: Callable[..., Any], *args: Any) -> Any:
-    """Return the result of a check. An error of the check names the group."""
+    """Return the result of a check. If the check raises an error, add the group to the message."""
     try:
         return check(*args)
     except (TypeError, ValueError) as error:
@@ -305,7 +306,7 @@ def of_group(g: int, check: Callable[..., Any], *args: Any) -> Any:
 
 
 def refuse_nameless(links: Sequence[Link], group: Mapping[str, Any]) -> None:
-    """Raise an error if a rule needs the names of parameters that have none."""
+    """Raise an error if a rule needs parameter names and parameters have no names."""
     for link in links:
         if getattr(link.transform, "scope", None) == "layer" and "param_names" not in group:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Loading a checkpoint, and what happens to hyperparameters that were set here."""
+"""Loading of a checkpoint, with a choice of hyperparameters that keep their values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OwnGroups: TypeAlias = Sequence[dict[str, Any]]
 
 @contextmanager
 def loading(optimizer: Any, state_dict: Any, keep: Sequence[str]) -> Iterator[None]:
-    """Make torch's `load_state_dict` accept a checkpoint of the optimizer's chain meanwhile.
+    """Let torch's `load_state_dict` load a checkpoint of the optimizer's chain in this context.
 
     A checkpoint that does not fit raises an error before anything changes.
     """
@@ -53,9 +53,9 @@ def keep_own_values(
     """Replace the checkpoint's values of some hyperparameters with our values.
 
     Args:
-        theirs: The groups of the checkpoint, which are changed.
+        theirs: The groups of the checkpoint. The function changes them.
         ours: The groups of the optimizer.
-        keys: The keys of its hyperparameters.
+        keys: The keys of the optimizer's hyperparameters.
         names: The names of the hyperparameters that keep our values.
     """
     for name in names:
@@ -77,13 +77,13 @@ def keep_own_values(
 def warn_of_values(
     theirs: OwnGroups, ours: OwnGroups, keys: GroupKeys, scheduled: Collection[str]
 ) -> None:
-    """Warn if hyperparameters of the checkpoint differ from the values that were set here.
+    """Warn if hyperparameters of the checkpoint differ from the values in this optimizer.
 
     Args:
         theirs: The groups of the checkpoint.
         ours: The groups of the optimizer.
         keys: The keys of its hyperparameters.
-        scheduled: The keys whose values a schedule changes, which do not count.
+        scheduled: The keys whose values a schedule changes. The function ignores them.
     """
     changes: dict[str, str] = {}
     for g, (group, here) in enumerate(zip(theirs, ours, strict=True)):
@@ -104,7 +104,7 @@ def warn_of_values(
 
 
 def _is_same_setting(key: str, theirs: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
-    """Return whether a checkpoint's value is our value, or what torch's scheduler made of it."""
+    """Return whether a checkpoint's value is our value, or our value after a torch scheduler."""
     if key in ("betas", "momentum") and "max_momentum" in theirs:
         return True  # OneCycleLR and CyclicLR change the momentum
     if key != "lr":
@@ -126,7 +126,7 @@ def _is_equal(a: Any, b: Any) -> bool:
 
 
 def _readable(value: Any) -> Any:
-    """Return a hyperparameter with numbers in place of tensors, for comparing and printing."""
+    """Return a hyperparameter with numbers in place of tensors, for comparison and messages."""
     if isinstance(value, (tuple, list)):
         return type(value)(map(_readable, value))
     return value.item() if isinstance(value, Tensor) and not value.is_meta else value

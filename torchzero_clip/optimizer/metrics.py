@@ -1,4 +1,4 @@
-"""Metrics: the measurements of the links, by name."""
+"""Metrics: the values that the links measured in a step, by name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torchzero_clip.core.division import UNITS, UnitIds, UnitRecord
 
 
 def metrics_of(records: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics, by name, from the records that the links left.
+    """Return the metrics, by name, from the records of the links.
 
-    All tensors are copies, because the next step may write the memory of the records. The elements
-    of vectors are in the order of the parameters.
+    All tensors are copies, because the next step may overwrite the memory of the records. The
+    elements of vectors are in the order of the parameters.
     """
     metrics: dict[str, Any] = {}
     for path, record in records.items():
@@ -39,14 +39,14 @@ def _copied(value: Any) -> Any:
 
 
 def _in_order(value: Any, order: list[int]) -> Any:
-    """Return the elements of a vector of units in this order, or any other value as it is."""
+    """Return the elements of a vector in a given order. Return any other value unchanged."""
     if not isinstance(value, Tensor) or value.shape != (len(order),):
         return value
     return value[torch.tensor(order).to(value.device, non_blocking=True)]
 
 
 def units_of(records: Mapping[str, Any]) -> dict[str, UnitIds]:
-    """Return the units of the elements of each metric that may be a vector, by its name."""
+    """For each metric that may be a vector, return the units of the elements, by name."""
     units: dict[str, UnitIds] = {}
     for path, record in records.items():
         if isinstance(record, dict):
@@ -76,6 +76,6 @@ def _of_units(record: UnitRecord) -> list[Tensor]:
 
 
 def _plain(value: Tensor) -> Tensor:
-    """Return a vector as float32 or bool, and a vector of one element as a 0-dim tensor."""
+    """Return a vector in float32 or bool. A vector with one element becomes a 0-dim tensor."""
     value = value[0] if value.numel() == 1 else value
     return value if value.dtype == torch.bool else value.to(torch.float32, copy=True)

@@ -1,4 +1,4 @@
-"""Modular: a chain of transforms that is a torch.optim.Optimizer."""
+"""The class `Modular`: a torch.optim.Optimizer that runs a chain of transforms."""
 
 from __future__ import annotations
 
@@ -37,21 +37,22 @@ class Modular(ChainRunner):
         params: Parameters, named parameters, or groups of either. A group may override every
             hyperparameter of the chain: `{"params": ..., "max_norm": 0.5}`.
         *transforms: The chain, first to last.
-        fused: True delays factors, decays and learning rates until the last pass over memory, and
-            uses one of torch's fused optimizers if the end of the chain is one. False runs every
-            link by its own formula. The results agree up to rounding.
-        compile: Compile the operators of links between two norms into one kernel, at the first
+        fused: True delays factors, decays and learning rates until the last pass over memory. If
+            the last links are equivalent to one of torch's fused optimizers, this optimizer runs
+            them. False runs every link with its own formula. The results agree up to rounding.
+        compile: Compile the operators of the links between two norms into one kernel, at the first
             step. Compilation takes about a second. It needs a C++ compiler on CPU and Triton on
-            CUDA. Nothing is compiled again if a hyperparameter changes, or if other parameters
-            have gradients.
+            CUDA. A changed hyperparameter, or gradients of other parameters, do not need a new
+            compilation.
         rounding: How parameters in bfloat16 and float16 are updated. "nearest" loses every update
             of less than half a ULP. "exact" keeps float32 weights for parameters in bfloat16.
             "kahan" carries the lost part of an update over to the next step. "stochastic" rounds up
             or down at random, and loses nothing on average. The default is "nearest", with a
             warning if there are such parameters.
         state_dtype: "bfloat16" stores state with the shape of a parameter in half the memory, with
-            stochastic rounding. Links compute with it in float32. Scalars, such as norms and
-            counts, stay in float32. A link can override this option with its own `state_dtype`.
+            stochastic rounding. Links convert the state to float32 for computation. Scalars, such
+            as norms and counts, stay in float32. A link can override this option with its own
+            `state_dtype`.
         process_group: The processes that hold other parameters of the same model, such as the
             stages of a pipeline. Group norms and global norms cover the parameters of all these
             processes.
@@ -118,7 +119,7 @@ class Modular(ChainRunner):
         return in_buckets(step, moves=True)
 
     def _end(self, step: Step, buckets: list[Bucket]) -> None:
-        """Subtract the update that the last link returns from the parameters, or run the tail."""
+        """Subtract the last link's update from the parameters, or run the tail of the chain."""
         end(buckets)
         if step.meters:
             step.record["rounding"] = step.lost()
@@ -137,9 +138,9 @@ class Modular(ChainRunner):
 
         Each value is a 0-dim tensor, or a vector with one element per unit.
 
-        If parameters in half precision round to nearest, there is also "rounding/lost". Of the
-        elements that a step would have changed in float32, it is the share that did not change.
-        Steps measure it after the first call of this method.
+        If parameters in half precision round to nearest, there is also "rounding/lost", the share
+        of lost updates. A lost update would change an element in float32, but rounding removes the
+        change. Steps measure this share after the first call of this method.
 
         The tensors stay on the device. Nothing is computed before this method is called, and it
         does not synchronize. `to_floats` copies all values to the host in one transfer.
@@ -151,10 +152,11 @@ class Modular(ChainRunner):
     def explain(self, *, parameters: bool = False) -> str:
         """Describe anything about the chain that might surprise you, and the plan of a step.
 
-        The plan lists what each link reads and writes, and what waits for a later pass over memory.
-        It comes from a step of a small model with the same chain, with gradients that exceed the
-        limits of clipping rules. If a rule computes one norm over several branches, the text
-        reports the share of each branch in this norm for the present gradients.
+        The plan lists the bytes that each link reads and writes, and the work that is delayed until
+        a later pass over memory. `explain` gets the plan from a step of a small model with the same
+        chain. The gradients in this step exceed the limits of clipping rules. If a rule computes
+        one norm over several branches, the text reports the share of each branch in this norm for
+        the present gradients.
 
         Args:
             parameters: Add a table of the groups, learning rates, decays and links of parameters.
@@ -175,9 +177,9 @@ class Modular(ChainRunner):
     def to_source(self, name: str = "MyOptimizer") -> str:
         """Return the chain as the text of one Python file, with a class of this name.
 
-        The file imports only torch. Its groups have the same keys. State dicts of the class load
-        into this optimizer, and the other way round. Links that cannot be written this way raise a
-        `SourceError`.
+        The file imports only torch. The parameter groups of the class have the same keys. You can
+        load state dicts of the class into this optimizer, and state dicts of this optimizer into
+        the class. If a link cannot be written this way, the method raises a `SourceError`.
 
         Args:
             name: The name of the class.
@@ -203,7 +205,7 @@ class Modular(ChainRunner):
     def averaged(
         self, name: str | None = None, *, model: Module | None = None
     ) -> AbstractContextManager[None]:
-        """Put the averaged weights into the parameters while the context lasts.
+        """Put the averaged weights into the parameters until the end of the context.
 
         At the end, the parameters are bitwise the training weights again. Inside the context,
         `step()`, saving and loading raise an error.
@@ -211,8 +213,9 @@ class Modular(ChainRunner):
         Args:
             name: The link whose averaged weights are used. By default it is the last link that has
                 averaged weights.
-            model: A model that FSDP2 shards. Its root module may hold gathered weights after an
-                evaluation. They are released at the start and at the end of the context.
+            model: A model that FSDP2 shards. After an evaluation, the root module of the model may
+                still have gathered weights. The context releases these weights at its start and at
+                its end.
 
         Example:
             >>> import torch
@@ -236,9 +239,9 @@ class Modular(ChainRunner):
     def eval(self, *, model: Module | None = None) -> None:
         """Put the averaged weights into the parameters until `train()` is called.
 
-        The method is for training loops that call it on every optimizer. It does nothing if no
-        link of the chain has averaged weights. A `state_dict()` that is saved in between contains
-        the training weights, and training resumes from it.
+        Some training loops call `eval()` on every optimizer. The method does nothing if no link of
+        the chain has averaged weights. A `state_dict()` between `eval()` and `train()` contains the
+        training weights, so training can resume from it.
 
         Args:
             model: A model that FSDP2 shards, as for `averaged`.

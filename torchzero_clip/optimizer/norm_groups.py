@@ -1,4 +1,4 @@
-"""Norm groups: gradients that norm rules skip, and gradients that share a separate norm."""
+"""Norm groups: gradients that norm rules skip, and gradients that have a separate norm."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torchzero_clip.core.description import ON_NORMS
 
 
 def settings_of(groups: Any) -> tuple[Any, ...]:
-    """Return all settings for norm rules that groups and their parameters have."""
+    """Return all settings for norm rules in groups and in the parameters of groups."""
     keys = [group.get(key) for group in groups for key in ON_NORMS]
     return (*keys, *[getattr(p, TAG, None) for group in groups for p in group["params"]])
 
 
 def check(group: Mapping[str, Any]) -> None:
-    """Raise an error unless the keys of a group have values that rules can read."""
+    """Raise an error unless rules can read the norm settings of a group."""
     clip = group.get("clip", True)
     named = group.get("norm_group")
     if not isinstance(clip, bool):
@@ -29,7 +29,7 @@ def check(group: Mapping[str, Any]) -> None:
 
 
 def check_tags(g: int, group: Mapping[str, Any], process_group: Any) -> None:
-    """Raise an error unless the tags of a group's parameters are names, and rules can use them."""
+    """Raise an error unless the tags of a group's parameters are names that rules can use."""
     for place, p in enumerate(group["params"]):
         tag = getattr(p, TAG, None)
         if not tag:
@@ -47,18 +47,18 @@ def check_tags(g: int, group: Mapping[str, Any], process_group: Any) -> None:
 
 
 def _is_name(named: Any) -> bool:
-    """Return whether a value may be the name of a norm group, which is part of state keys."""
+    """Return whether a value may be the name of a norm group. State keys contain such names."""
     return isinstance(named, str) and bool(named) and not set("/@") & set(named)
 
 
 def with_own_settings(theirs: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a group of a checkpoint with the norm settings of the group here."""
+    """Return a copy of a checkpoint's group with the norm settings of this optimizer's group."""
     rest = {key: value for key, value in theirs.items() if key not in ON_NORMS}
     return {**rest, **{key: here[key] for key in ON_NORMS if key in here}}
 
 
 def sentences(groups: Any) -> Iterator[str]:
-    """Yield a sentence for each group that norm rules skip, or that has a separate norm."""
+    """Yield a sentence for each group without norm rules, and for each group with its own norm."""
     for g, group in enumerate(groups):
         tags = sorted({tag for p in group["params"] if (tag := getattr(p, TAG, None))})
         if not group.get("clip", True):

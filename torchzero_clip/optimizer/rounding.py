@@ -1,7 +1,7 @@
-"""Rounding: how parameters in half precision are updated, and the float32 weights they stand for.
+"""Rounding: the update of parameters in half precision, and exact weights.
 
-With rounding="exact", a bfloat16 parameter is the upper half of a float32 weight. The lower half is
-in the state of the parameter.
+With rounding="exact", a bfloat16 parameter is the upper half of an exact float32 weight. The state
+of the parameter has the lower half.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchzero_clip.core.state import STATE_DTYPES
 def check_options(
     owner: str, fused: Any, compile: Any, rounding: Any, state_dtype: Any, group: Any
 ) -> None:
-    """Raise an error unless the options of an optimizer have values that they accept."""
+    """Raise an error unless all options of an optimizer have valid values."""
     texts = ("rounding", rounding, ROUNDINGS), ("state_dtype", state_dtype, tuple(STATE_DTYPES))
     for name, value, choices in texts:
         if not isinstance(value, str) or value not in choices:
@@ -38,7 +38,7 @@ def check_options(
 
 
 def refuse_float16(owner: str, rounding: str, group: Mapping[str, Any]) -> None:
-    """Raise an error if rounding="exact" has to handle parameters in float16."""
+    """Raise an error if rounding="exact" is used with parameters in float16."""
     if rounding == "exact" and any([p.dtype == torch.float16 for p in group["params"]]):
         raise ValueError(
             f"{owner}: rounding='exact' needs bfloat16, which is the upper half of float32; "
@@ -61,7 +61,7 @@ def is_exact(optimizer: Any, p: Tensor) -> bool:
 
 
 def weights_of(optimizer: Any, p: Tensor) -> Tensor:
-    """Return a parameter as links receive it. Of a sharded parameter, return the local part."""
+    """Return the weights that links receive: the local part, if a parameter is sharded."""
     if not is_exact(optimizer, p):
         return local(p)
     rest = optimizer.state.get(p, {}).get(Exact.key)
@@ -69,10 +69,10 @@ def weights_of(optimizer: Any, p: Tensor) -> Tensor:
 
 
 def in_model(owner: str, model: Module, weights: Mapping[Tensor, Tensor]) -> dict[str, Any]:
-    """Return the state dict of a model with other weights in the place of its parameters.
+    """Return the state dict of a model, with other weights in place of the parameters.
 
     Args:
-        owner: The name of the public method, for errors.
+        owner: The name of the public method, for error messages.
         model: The model.
         weights: The local weights of each parameter.
     """
@@ -100,7 +100,7 @@ def tensors_of(owner: str, model: Module, trained: Container[Tensor]) -> dict[st
 
 @torch.no_grad()
 def split(p: Tensor, x: Tensor, state: dict[str, Any]) -> None:
-    """Store float32 weights as two halves: the parameter, and the lower half in its state."""
+    """Split float32 weights: store the upper half in the parameter, the lower half in the state."""
     x = x.to(p.device, torch.float32)
     local(p).copy_(upper(x))
     rest = state.setdefault(Exact.key, torch.zeros_like(p, dtype=Exact.dtype))
@@ -108,17 +108,17 @@ def split(p: Tensor, x: Tensor, state: dict[str, Any]) -> None:
 
 
 def halves_as_bytes(state: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return state with the lower halves as bytes, the form that they have in a state dict.
+    """Return state with the lower halves as bytes, because a state dict stores them as bytes.
 
     The lower halves are 16-bit integers. NCCL and gloo cannot send 16-bit integers, so
     `StateDictOptions(full_state_dict=True)` could not gather them. The bytes have one more
-    dimension, which is the last, and share the memory.
+    dimension at the end. They share the memory of the integers.
     """
     return {key: _in_bytes(of_param) for key, of_param in state.items()}
 
 
 def _in_bytes(of_param: Any) -> Any:
-    """Return the state of one parameter with its lower half as bytes."""
+    """Return the state of one parameter with the lower half as bytes."""
     if not (isinstance(of_param, Mapping) and isinstance(of_param.get(Exact.key), Tensor)):
         return of_param
     rest = of_param[Exact.key]
@@ -132,7 +132,7 @@ def _in_bytes(of_param: Any) -> Any:
 
 
 def halves_as_integers(of_param: Any) -> Any:
-    """Return the state of one parameter with its lower half as integers, not bytes."""
+    """Return the state of one parameter with the lower half as 16-bit integers."""
     half = of_param.get(Exact.key) if isinstance(of_param, Mapping) else None
     if not (isinstance(half, Tensor) and half.dtype == torch.uint8 and half.shape[-1:] == (2,)):
         return of_param

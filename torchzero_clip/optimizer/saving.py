@@ -1,4 +1,4 @@
-"""Saving: the contents of a state dict, and whether it is worth saving."""
+"""Saving: the contents of a state dict, and the check whether a state is worth saving."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from torchzero_clip.optimizer.rounding import halves_as_bytes, is_exact, weights
 from torchzero_clip.optimizer.state_layout import matrix_names
 
 SINCE = "since"
-"""The state of guards that counts the steps since the last skipped step."""
+"""The name of a state of guards: the number of steps since the last skipped step."""
 
 
 def on_saving(optimizer: Any) -> None:
-    """Register the hooks of an optimizer that act when it makes a state dict.
+    """Register hooks that act when an optimizer makes a state dict.
 
-    They spread the tensors of owned matrices over the ranks, and show lower halves as bytes. The
-    next steps are recorded again, so that they round exactly as they do after loading.
+    The hooks spread the tensors of owned matrices over the ranks, and convert lower halves to
+    bytes. They also make the optimizer record its next step again, so the next steps round exactly
+    as they would after loading.
     """
     paths = {link.path for link in optimizer.keys.links if matrix_names(link.transform)}
     if paths:
@@ -43,14 +44,14 @@ def on_saving(optimizer: Any) -> None:
 def _with_spread_matrices(
     optimizer: Any, state_dict: dict[str, Any], paths: set[str]
 ) -> dict[str, Any] | None:
-    """Return the state dict with the tensors of owners spread over all ranks, or None.
+    """Return the state dict with the tensors of owned matrices spread over all ranks.
 
-    None stands for a state dict without such tensors. All ranks must call this function.
+    Return None if the state dict has no such tensors. All ranks must call this function.
 
     Args:
         optimizer: The optimizer.
-        state_dict: Its state dict.
-        paths: The paths of the links with state of matrices.
+        state_dict: The state dict of the optimizer.
+        paths: The paths of the links that keep state of matrices.
     """
     indexes = [index for group in state_dict["param_groups"] for index in group["params"]]
     owned: list[tuple[int, str, Any]] = []
@@ -73,15 +74,15 @@ def _with_spread_matrices(
 
 
 def _is_spread(t: Any) -> bool:
-    """Return whether a tensor is spread evenly already, as a loaded tensor is."""
+    """Return whether a tensor is already spread evenly. Loaded tensors are."""
     return layout_of(t) is not None and owner_of(t) is None
 
 
 def has_rate(groups: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether a group has a learning rate other than 0.
 
-    torch takes a step with a rate of 0 to make the template of a checkpoint. A rate in a tensor is
-    not read.
+    torch makes the template of a checkpoint with a step whose learning rate is 0. This function
+    does not read a learning rate in a tensor.
     """
     rates = [group.get("lr") for group in groups]
     return any([rate for rate in rates if not isinstance(rate, Tensor)])
@@ -89,14 +90,14 @@ def has_rate(groups: Sequence[Mapping[str, Any]]) -> bool:
 
 @torch.no_grad()
 def safe_to_save(optimizer: Any, steps: int, more: Mapping[Any, Any]) -> bool:
-    """Return whether no guard skipped any of the last steps, and weights and state are finite.
+    """Return whether the state is worth keeping: no recent skipped step, and all values finite.
 
     The function synchronizes with the device once. All ranks return the same answer.
 
     Args:
         optimizer: The optimizer.
-        steps: The number of steps.
-        more: The state of another optimizer, which must be finite too.
+        steps: The number of last steps that no guard may have skipped.
+        more: The state of another optimizer. It must be finite too.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise ValueError(f"safe_to_save: steps must be an integer at least 0, got {steps!r}")
@@ -118,17 +119,17 @@ def safe_to_save(optimizer: Any, steps: int, more: Mapping[Any, Any]) -> bool:
 
 
 def is_guard(link: Link) -> bool:
-    """Return whether the link judges steps, and counts the steps since it last skipped one."""
+    """Return whether a link is a guard, which counts the steps since the last skipped step."""
     return getattr(link.transform, "place", "") == "first"
 
 
 def _tensors_to_check(
     optimizer: Any, more: Mapping[Any, Any], guards: Collection[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights, except exact weights, and the state: each tensor with its key.
+    """Yield the weights (except exact weights) and the state, each tensor with a key.
 
-    State that is not finite before its link has seen a gradient is skipped, except for the counts
-    of `guards`.
+    Some state is not finite before its link receives a gradient. Such state is skipped, except for
+    the counts of `guards`.
     """
     unknown = {key for link in optimizer.keys.links for key in _keys_that_begin_unknown(link)}
     for p in params_of(optimizer):
@@ -143,14 +144,14 @@ def _tensors_to_check(
 
 
 def _keys_that_begin_unknown(link: Link) -> list[str]:
-    """Return the keys of unit state that begins as NaN or infinite, as an empty window does."""
+    """Return the keys of unit state that begins as NaN or infinity, such as an empty window."""
     values = {**link.group_values(), **getattr(link.transform, "init_unit", dict)()}
     first = {f"{link.path}/{name}": torch.as_tensor(x) for name, x in values.items()}
     return [key for key, x in first.items() if not x.isfinite().all()]
 
 
 def _batches_of(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return the local parts of tensors, in one list per device and dtype."""
+    """Return the local parts of tensors, in one list for each device and dtype."""
     parts = [x for x in map(local, tensors) if x.numel()]
     kinds = [(x.device, x.dtype) for x in parts]
     return [[parts[i] for i in batch] for batch in batches(kinds)]

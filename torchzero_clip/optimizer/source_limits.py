@@ -1,4 +1,4 @@
-"""Options that a file of plain torch cannot express."""
+"""Options of an optimizer that `to_source` cannot write into a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""StateLayout: the state that an optimizer keeps for a parameter and a group, and its checks."""
+"""The class `StateLayout`: which state an optimizer keeps, and checks of this state."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from torchzero_clip.core.transform import Transform, averages
 from torchzero_clip.optimizer.averages import SHOWN, TRAINING
 
 COUNTS = frozenset({"step", "count", "seen", "skipped", "consecutive", "begun"})
-"""The names of whole numbers in the state of the library's links."""
+"""The names of state in this library's links that is a whole number."""
 WIDTHS = frozenset({torch.float32, torch.bfloat16})
-"""The dtypes of state in the shape of a parameter. State loads from one into the other."""
+"""The dtypes of state in the shape of a parameter. State in one dtype loads into the other."""
 STATISTICS = frozenset({torch.float32, torch.float64})
-"""The dtypes of unit state, which is as wide as the widest parameter of a unit."""
+"""The dtypes of unit state. The widest parameter of a unit determines the dtype."""
 OURS = __name__.partition(".")[0]
 ROUNDING = frozenset({*[form.key for form in KEPT.values()], *ROUNDS, *DRAWS})
-"""The state keys of roundings, which belong to no link."""
+"""The state keys of roundings. They belong to no link."""
 OTHERS = ROUNDING | {SHOWN, TRAINING}
 """All state keys that belong to no link."""
 
 
 class Entry(NamedTuple):
-    """The kind of value that belongs to one state key.
+    """The kind of value under one state key.
 
     Attributes:
-        example: A meta tensor with its shape and dtype.
-        kinds: The dtypes that load into each other.
-        link: The link that keeps it. The compensation of a rounding belongs to no link.
+        example: A meta tensor with the shape and dtype of the value.
+        kinds: The dtypes that may be loaded for this key.
+        link: The link that keeps the value. The compensation of a rounding belongs to no link.
     """
 
     example: Tensor
@@ -50,7 +50,7 @@ class Entry(NamedTuple):
     link: Link | None = None
 
     def check(self, where: str, key: str, value: Any) -> None:
-        """Raise an error if the form of a value differs from the example."""
+        """Raise an error if a value has another form than the example."""
         here = f"{key!r} of {where}"
         example = self.example
         if not isinstance(value, Tensor):
@@ -70,7 +70,7 @@ class Entry(NamedTuple):
             )
 
     def is_number(self, key: str) -> bool:
-        """Return whether the value is a Python number, which is never on a device."""
+        """Return whether the value under a key is a Python number instead of a tensor."""
         if self.link is None:
             return False
         names = (BEGUN, *getattr(self.link.transform, "numbers", ()))
@@ -78,7 +78,7 @@ class Entry(NamedTuple):
 
 
 class StateLayout:
-    """The state that the links of a chain and a rounding of parameters may keep."""
+    """The state that the links of a chain and the rounding of parameters may keep."""
 
     def __init__(self, links: Sequence[Link], rounding: str) -> None:
         self.links = links
@@ -107,7 +107,7 @@ class StateLayout:
     def check_dtypes(
         self, param_groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]
     ) -> None:
-        """Raise an error if a parameter was converted to another dtype after its state was made."""
+        """Raise an error if the dtype of a parameter has changed since its state was created."""
         for g, group in enumerate(param_groups):
             for i, p in enumerate(group["params"]):
                 for key, entry in self.of_parameter(p).items() if state.get(p) else ():
@@ -129,14 +129,14 @@ class StateLayout:
         clips: bool = True,
         name: str | None = None,
     ) -> None:
-        """Raise an error unless a parameter has all the state that links need, and no more.
+        """Raise an error unless a parameter has exactly the state that the links need.
 
         Args:
             where: The name of the parameter, for errors.
-            state: Its state in the checkpoint.
-            shared: The state of its group.
+            state: The state of the parameter in the checkpoint.
+            shared: The state of the parameter's group.
             p: The parameter.
-            clips: Whether norm rules look at its group.
+            clips: Whether norm rules act on the parameter's group.
             name: The name of the parameter, if it has one.
         """
         known = {**self.of_parameter(p), **self._of_matrices(state)}
@@ -163,7 +163,7 @@ class StateLayout:
     def _keys_of_complete_state(
         self, known: Mapping[str, Entry], name: str | None, p: Tensor
     ) -> set[str]:
-        """Return the keys of all state that a parameter has once all links have acted on it."""
+        """Return the keys of all state that a parameter has after all links have acted on it."""
         keys = set(known)
         for link in self.links:
             rule = link.transform
@@ -179,7 +179,7 @@ class StateLayout:
         return keys
 
     def _of_matrices(self, state: Mapping[str, Any]) -> dict[str, Entry]:
-        """Return entries for the matrix state of a parameter. Links check its form in a step."""
+        """Return entries for the matrix state of a parameter. In a step, links check this state."""
         entries: dict[str, Entry] = {}
         for link in self.links:
             names = set(matrix_names(link.transform))
@@ -191,7 +191,7 @@ class StateLayout:
         return entries
 
     def check_group(self, where: str, shared: Mapping[str, Any], params: Sequence[Tensor]) -> None:
-        """Raise an error unless a group has the state that links keep once for a group."""
+        """Raise an error unless a group has exactly the group state that links keep."""
         unchecked = set(filter(is_links, shared))
         for link in self.links:
             own = {key for key in unchecked if key.rpartition("/")[0] == link.path}
@@ -211,11 +211,11 @@ class StateLayout:
         _refuse_rest(where, unchecked)
 
     def starts_as_nan(self, key: str, p: Tensor | None) -> bool:
-        """Return whether state begins as NaN, as the places of an empty window do.
+        """Return whether state begins as NaN, for example the empty places of a window.
 
         Args:
             key: The key of the state.
-            p: Its parameter, or None for the state of a group.
+            p: The parameter that the state belongs to, or None for the state of a group.
         """
         path, _, name = _without_norm_group(key).rpartition("/")
         rule = next(link.transform for link in self.links if link.path == path)
@@ -224,10 +224,10 @@ class StateLayout:
 
 
 def _rows_of(rule: Any, name: str, p: Tensor) -> Sequence[int]:
-    """Return the rows of each matrix that a rule makes of a parameter.
+    """Return the number of rows of each matrix into which a rule splits a parameter.
 
-    The list is empty if the rule refuses the parameter. A rule inside Partition or Masked never
-    receives some parameters, and may refuse them.
+    The list is empty if the rule refuses the parameter. A rule inside Partition or Masked may
+    refuse parameters that it never receives.
     """
     try:
         rows: Sequence[int] = rule.rows_of(name, p)
@@ -237,7 +237,7 @@ def _rows_of(rule: Any, name: str, p: Tensor) -> Sequence[int]:
 
 
 def matrix_names(rule: Any) -> list[str]:
-    """Return the names of the state that a rule keeps for each matrix."""
+    """Return the names of the state that a rule keeps per matrix."""
     if not getattr(rule, "keeps_matrices", False):
         return []
     with torch.device("meta"):
@@ -245,20 +245,20 @@ def matrix_names(rule: Any) -> list[str]:
 
 
 def _without_norm_group(key: str) -> str:
-    """Return a key of group state without the name of a norm group."""
+    """Return a key of group state after removing the name of a norm group."""
     path, slash, name = key.rpartition("/")
     return path + slash + name.partition("@")[0]
 
 
 def is_links(key: Any) -> bool:
-    """Return whether a state key belongs to a link, and not to a user or a wrapper."""
+    """Return whether a state key belongs to a link instead of a user or a wrapper."""
     return isinstance(key, str) and "/" in key and key not in OTHERS
 
 
 def check_count(where: str, key: str, value: Any) -> None:
     """Raise an error unless a count is a whole number from 0 to 2**63.
 
-    The count of a sharded matrix is not checked, because the local part may be empty.
+    The function does not check the count of a sharded matrix, because the local part may be empty.
     """
     if isinstance(value, Tensor) and (value.is_meta or is_sharded(value)):
         return
@@ -291,12 +291,12 @@ def _is_number(value: Any) -> bool:
 
 
 class Company(NamedTuple):
-    """Links that act in the same steps, so that a parameter has the state of all or of none.
+    """A company: links that act in the same steps. A parameter has the state of all or of none.
 
     Attributes:
         links: The links, first to last.
-        gate: The link before them that may stop a parameter, if there is one.
-        apart: Whether they are inside a link that some parameters or some steps skip.
+        gate: The link before the company that may stop a parameter, or None.
+        apart: Whether the links are inside another link that some parameters or some steps skip.
     """
 
     links: list[Link]
@@ -304,7 +304,7 @@ class Company(NamedTuple):
     apart: bool = False
 
     def let_in(self, state: Mapping[str, Any]) -> bool:
-        """Return whether the state of a parameter shows that it has passed the gate."""
+        """Return whether the state of a parameter shows that the parameter has passed the gate."""
         if self.gate is None or not isinstance(self.gate.transform, Gate):
             return False
         path = f"{self.gate.path}/"
@@ -322,7 +322,7 @@ def _companies(links: Sequence[Link]) -> list[Company]:
         return companies[-1]
 
     def join(links: Sequence[Link], company: Company) -> Company:
-        """Add links that a parameter passes in turn, and return the company of the last one."""
+        """Add links that a parameter passes in order, and return the company of the last link."""
         for link in [link for link in links if link.transforms]:
             tfm = link.transform
             if skips and not _is_plain(link):  # it may read the flag of a guard, and end the step
@@ -346,9 +346,9 @@ def _companies(links: Sequence[Link]) -> list[Company]:
 
 
 def _is_passed_by_all(link: Link) -> bool:
-    """Return whether all parameters that reach a link pass all transforms inside, in each step.
+    """Return whether, in each step, all parameters of a link pass all transforms inside it.
 
-    Nothing is known of classes outside of this library, so the answer for them is False.
+    The answer is False for classes outside of this library, because nothing is known about them.
     """
     rule = link.transform
     return _is_ours(link) and not (rule.asks or isinstance(rule, Sometimes))
@@ -359,5 +359,5 @@ def _is_ours(link: Link) -> bool:
 
 
 def _is_plain(link: Link) -> bool:
-    """Return whether a link has the default step, so that it acts in every step and ends none."""
+    """Return whether a link has the default step. Such a link acts in every step and ends none."""
     return getattr(type(link.transform), "step", None) in (Transform.step, NormRule.step)

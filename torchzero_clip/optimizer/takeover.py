@@ -1,4 +1,4 @@
-"""take_over: loading the parts of another chain's checkpoint that this chain also has."""
+"""The function `take_over`, which loads parts of a checkpoint of another chain."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def take_over(
 ) -> list[str]:
     """Load state and hyperparameters from a checkpoint of another chain or of a torch optimizer.
 
-    Whatever has the same name in both is loaded. Everything else starts from its first values. In a
-    distributed run all ranks must call this function.
+    The function loads state and hyperparameters that have the same name in both chains. All other
+    state starts from its first values. In a distributed run all ranks must call this function.
 
     Args:
         optimizer: A `Modular`, a `Clipper` or the handle of `attach`.
         state_dict: The result of the other optimizer's `state_dict()`, with the same number of
             groups and parameters.
-        link: The path of the link that takes the state of a torch optimizer, such as "Adam".
-        keep: Hyperparameters that keep their values here, as in `load_state_dict`.
+        link: The path of the link that gets the state of a torch optimizer, such as "Adam".
+        keep: The names of hyperparameters that keep their present values, as in `load_state_dict`.
 
     Returns:
         The names of the state that was loaded.
@@ -84,7 +84,7 @@ def take_over(
 
 
 def _link_at(optimizer: ChainRunner, path: str) -> Link:
-    """Return the link with a path, and raise ValueError if there is none."""
+    """Return the link with a path. Raise ValueError if no link has this path."""
     paths = {link.path: link for link in optimizer.keys.links if link.transforms}
     if path not in paths:
         raise ValueError(f"take_over: no link has the path {path!r}, only {sorted(paths)}")
@@ -92,7 +92,7 @@ def _link_at(optimizer: ChainRunner, path: str) -> Link:
 
 
 def _adopted(link: Link, state: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of a parameter in a torch optimizer under the keys of a link."""
+    """Return the state of a parameter from a torch optimizer, under the keys of a link."""
     try:
         own_form = state and isinstance(link.transform, Smoothing)
         adopted = link.transform.adopted(state, group) if own_form else state
@@ -102,10 +102,10 @@ def _adopted(link: Link, state: Mapping[str, Any], group: Mapping[str, Any]) -> 
 
 
 def _in_own_dtype(ours: Any, theirs: Any) -> Any:
-    """Return a value of another checkpoint in the dtype that it has here.
+    """Return a value of another checkpoint in the dtype of this optimizer.
 
-    torch keeps some scalars in float32 if the parameters are float64, and state of bfloat16
-    parameters in bfloat16.
+    The dtypes can differ. torch keeps some scalars in float32 if the parameters are float64, and
+    keeps the state of bfloat16 parameters in bfloat16.
     """
     both = isinstance(ours, Tensor) and isinstance(theirs, Tensor)
     if both and ours.is_floating_point() and theirs.is_floating_point():

@@ -1,4 +1,4 @@
-"""Rules that look at more than one tensor, and scale by the factor of the step before."""
+"""Norm rules that read several tensors, and scale by the factor of the previous step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torchzero_clip.core.scalars import numbered
 
 
 class LastStep:
-    """A norm rule that looks at more than one tensor, while gradients come one at a time.
+    """A norm rule that reads several tensors, although gradients arrive one at a time.
 
-    It divides by the divisor that follows from the norm of the step before. It also collects the
-    norm of this step, for the next one.
+    The rule divides by a divisor that it computed from the norm of the previous step. It also
+    collects the norm of this step, for the divisor of the next step.
     """
 
     def __init__(self, link: Link) -> None:
@@ -70,9 +70,9 @@ class LastStep:
 
 
 def too_far(links: Iterable[Link], limit: str) -> list[Link]:
-    """Return the links that look at more than one tensor.
+    """Return the links that read more than one tensor.
 
-    Raise an error for a link that cannot use the norm of the step before either.
+    Raise an error for a link that cannot use the norm of the previous step.
     """
     late: list[Link] = []
     for link in links:
@@ -94,7 +94,7 @@ def too_far(links: Iterable[Link], limit: str) -> list[Link]:
 
 
 def _refusal(link: Link, scales: bool) -> str:
-    """Return the error message for a rule that cannot be released, with the two remedies."""
+    """Return the error message for a rule that `release` does not support, with two remedies."""
     reach = link.transform.reach
     late = "limit='last step', which scales by the factor from the norm of the previous step"
     if not scales:

@@ -1,4 +1,4 @@
-"""OneAtATime: a compiled engine for parameters that step one at a time."""
+"""The class `OneAtATime`: a compiled engine for parameters that are updated one at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WHY_NOT_REPLAYED = (
 
 
 class OneAtATime(Compiled):
-    """A compiled engine for one tensor at a time. The next tensor uses the same memory again."""
+    """A compiled engine for one tensor at a time. All tensors use the same memory in turn."""
 
     def __repr__(self) -> str:
         return "OneAtATime()"

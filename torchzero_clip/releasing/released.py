@@ -1,4 +1,4 @@
-"""release: each parameter steps as soon as its gradient is complete, and then drops it."""
+"""The function `release`, which updates each parameter as soon as its gradient is complete."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ def release(
     limit: Literal["this step", "last step"] = "this step",
     **options: Any,
 ) -> Released:
-    """Return an optimizer whose parameters step during `backward`, and drop their gradients.
+    """Return an optimizer that updates each parameter during `backward`, then drops its gradient.
 
-    Each parameter steps as soon as its gradient is complete. The gradient is then dropped, so that
-    only one gradient exists at a time. The training loop does not change: `step()` updates all
-    parameters that still have a gradient, and ends the step.
+    The optimizer updates a parameter as soon as the gradient of the parameter is complete. It then
+    drops the gradient, so only one gradient exists at a time. The training loop does not change:
+    `step()` updates all parameters that still have a gradient, and ends the step.
 
     Args:
         model: A module, or parameters as for `Modular`.
-        *transforms: The chain, first to last. Its rules may look only at single tensors.
-        limit: "last step" also allows norm rules that look at several tensors, such as
-            `ClipNorm(1.0, dim="global")`. They scale by the factor that follows from the norm of
-            the step before. In the first step, the factor is 1.
+        *transforms: The chain, first to last. The rules may read only single tensors.
+        limit: "last step" also allows norm rules that read several tensors, such as `ClipNorm(1.0,
+            dim="global")`. These rules scale by a factor that is computed from the norm of the
+            previous step. In the first step, the factor is 1.
         **options: As for `Modular`: fused, compile, rounding, state_dtype, process_group, grad.
 
     Returns:
         A `Modular` with two more members. Set `last_backward` to False while you sum the gradients
-        of several batches. `remove()` takes the hooks off the parameters.
+        of several batches. `remove()` removes the hooks from the parameters.
 
     Example:
         >>> import torch
@@ -82,7 +82,7 @@ class Released(Modular):
     _options = {**Modular._options, "limit": "this step"}
     _memory_unit = "the largest parameter's"
     last_backward: bool = True
-    """Whether gradients are complete after the next backward. Set False to sum gradients."""
+    """Whether gradients are complete after the next backward. Set it to False to sum gradients."""
 
     def __init__(
         self, params: Iterable[Any], *transforms: Transform, limit: str, **options: Any
@@ -132,15 +132,16 @@ class Released(Modular):
 
     @torch.no_grad()
     def _release_if_complete(self, p: Tensor) -> None:
-        """Update a parameter after backward, unless gradients of more batches are to come."""
+        """Update a parameter after backward, unless the gradients of more batches will follow."""
         with self._lock:
             if self.last_backward and self.place.of(p) is not None:
                 self._release(p)
 
     def _is_unmoved(self, p: Tensor) -> bool:
-        """Return whether a parameter has not moved in this step.
+        """Return whether this step has not updated a parameter yet.
 
-        A dropped gradient outside of `.grad` is not None but zeros, so the gradient cannot tell.
+        A dropped gradient outside of `.grad` becomes zeros instead of None, so the gradient does
+        not show this.
         """
         if self._in_progress is None:
             return True
@@ -148,7 +149,7 @@ class Released(Modular):
         return p in self._in_progress.unmoved[index]
 
     def _release(self, p: Tensor) -> None:
-        """Update one parameter, and drop its gradient."""
+        """Update one parameter, and drop the gradient of this parameter."""
         progress = self._progress(moves=True)
         index, place = progress.places.get(p, (-1, -1))
         if index < 0:
@@ -168,9 +169,9 @@ class Released(Modular):
         progress.leave(index, place, p, record)
 
     def _progress(self, moves: bool) -> StepInProgress:
-        """Return the step in progress, and begin one if there is none.
+        """Return the step in progress. If there is none, begin a new step.
 
-        A step that moves no parameter makes no state.
+        A step that updates no parameter creates no state.
         """
         if self._in_progress is None:
             self._begin()  # checks keys and hyperparameters
@@ -180,7 +181,7 @@ class Released(Modular):
         return self._in_progress
 
     def _prepare_draws(self) -> None:
-        """Make the seeds of stochastic rounding, if the step will need them."""
+        """Create the seeds for stochastic rounding, if the step needs seeds."""
         params = params_of(self)
         if any([link.rounds(p) for link in self.keys.links for p in params]):
             prepare_draws(self.param_groups, DRAWS)
@@ -189,7 +190,7 @@ class Released(Modular):
 
     @torch.no_grad()
     def _finish(self) -> None:
-        """End the step in progress, and let late rules decide about the next step."""
+        """End the step in progress. `LastStep` rules then compute the divisors of the next step."""
         progress = self._progress(moves=False)
         self._in_progress = None
         self._records = progress.end(self.param_groups)
@@ -201,7 +202,7 @@ class Released(Modular):
     # ------------------------------------------------------------------ the hooks
 
     def _watch(self) -> None:
-        """Put hooks on the trained parameters that have none."""
+        """Register a hook on each trained parameter that has no hook."""
         params = set(params_of(self))
         for p in self._hooks.keys() - params:
             self._hooks.pop(p).remove()
@@ -226,7 +227,7 @@ class Released(Modular):
         self._watch()
 
     def remove(self) -> None:
-        """Take the hooks off the parameters. `step()` still works, as for any optimizer."""
+        """Remove the hooks from the parameters. `step()` still works, as for any optimizer."""
         self._watching = False
         for hook in self._hooks.values():
             hook.remove()
@@ -237,7 +238,7 @@ class Released(Modular):
     def explain(self, *, parameters: bool = False) -> str:
         """Describe the chain and the plan of a step, as `Modular.explain` does.
 
-        The plan is the plan of a step in which all gradients are there at once.
+        The plan shows a step in which all gradients exist at the same time.
         """
         late = [f"{late.link.path}: the factor of the step before" for late in self._late]
         lines = [
@@ -262,9 +263,9 @@ class Released(Modular):
 
 
 class Hook:
-    """A hook of a parameter that is called when its gradient is complete.
+    """A hook of a parameter. torch calls the hook when the parameter's gradient is complete.
 
-    It does nothing if the optimizer no longer exists.
+    The hook does nothing if the optimizer no longer exists.
     """
 
     def __init__(self, optimizer: Callable[[], Released | None]) -> None:

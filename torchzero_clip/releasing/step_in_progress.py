@@ -1,4 +1,4 @@
-"""A step in progress: which parameters have moved, and everything that they recorded."""
+"""A step in progress: the parameters that are updated so far, and the records of the links."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchzero_clip.core.division import UnitIds, UnitRecord
 
 
 class StepInProgress:
-    """A step in progress, with the groups as its parameters receive them.
+    """A step in progress, and the parameter groups for this step.
 
     Args:
         groups: The parameter groups. The step uses their present hyperparameters.
@@ -36,7 +36,7 @@ class StepInProgress:
         self.drawn: tuple[str, ...] = ()  # the step counts that this step has advanced already
 
     def leave(self, index: int, place: int, p: Tensor, record: dict[str, Any]) -> None:
-        """Note that a parameter has moved, and what it recorded."""
+        """Record that a parameter was updated, together with the records of the links."""
         del self.unmoved[index][p]
         self.records[index, place] = record
 
@@ -65,7 +65,8 @@ class StepInProgress:
 class StepOfOne(Step):
     """The step of a single parameter.
 
-    `where` is the index of its group, the group, and its place in the group.
+    The attribute `where` has the index of the parameter's group, the group, and the index of the
+    parameter in the group.
     """
 
     released = True
@@ -78,9 +79,9 @@ class StepOfOne(Step):
 
 
 class DelayedDict(dict[str, Any]):
-    """The group state of links, in which new values count from the next step on.
+    """The group state of links. New values take effect in the next step.
 
-    So every parameter reads the values that the step before left, such as a count of steps.
+    So every parameter of a step reads the values of the previous step, such as a count of steps.
     """
 
     def __init__(self, chain: Mapping[str, Any]) -> None:
@@ -92,9 +93,9 @@ class DelayedDict(dict[str, Any]):
 
 
 class JointRecord:
-    """One record of all parameters, made of the records that a link left for each parameter.
+    """One record for all parameters. It joins the records that a link made for each parameter.
 
-    The tensors are joined when they are read.
+    The tensors are joined at the first read.
     """
 
     shared = False
@@ -112,7 +113,7 @@ class JointRecord:
 
     @property
     def limits(self) -> list[Tensor]:
-        """The limits of all units, in one vector, because each tensor is in one group."""
+        """The limits of all units, in a list with one vector. Each tensor is in one group."""
         pairs = [(record.limits[0], record.norm) for record in self.records]
         limits = [
             torch.as_tensor(limit, device=norm.device).expand_as(norm) for limit, norm in pairs

@@ -15,11 +15,11 @@ from torchzero_clip.source.symbols import ATOM, BINARY, SourceError
 
 
 class Term:
-    """The text of an expression, which `averaged` of a rule receives in place of a tensor.
+    """The text of an expression. The method `averaged` of a rule receives it in place of a tensor.
 
     Args:
         text: The expression.
-        precedence: The precedence of its outermost operator.
+        precedence: The precedence of the outermost operator in the text.
     """
 
     def __init__(self, text: str, precedence: int = ATOM) -> None:
@@ -27,16 +27,16 @@ class Term:
         self.precedence = precedence
 
     def to(self, dtype: Term) -> Term:
-        """Return the text of a conversion."""
+        """Return the text that converts the expression to a dtype."""
         return Term(f"{self._operand(ATOM)}.to({dtype.text})")
 
     @property
     def dtype(self) -> Term:
-        """The text of the dtype."""
+        """The text of the dtype of the expression."""
         return Term(f"{self._operand(ATOM)}.dtype")
 
     def _operand(self, precedence: int) -> str:
-        """Return the text for an operator of this precedence, in parentheses if it needs them."""
+        """Return the text as an operand, in parentheses if the operator around it needs them."""
         return self.text if self.precedence >= precedence else f"({self.text})"
 
     def _joined(self, operator: str, other: Any) -> Term:
@@ -102,7 +102,7 @@ def _averaging(links: Sequence[Link], of_all: bool = True) -> Iterator[tuple[Lin
 
 
 def _lines(link: Link, group: Group) -> Iterator[str]:
-    """Yield the lines that return the averaged weights of one link."""
+    """Yield the lines of the file that return the averaged weights of one link."""
     names = list(link.state_names(torch.empty(2, 3, device="meta")))
     try:
         average = link.transform.averaged(Term("p"), {name: Term(name) for name in names}, group)

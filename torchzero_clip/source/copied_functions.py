@@ -1,6 +1,6 @@
-"""Functions and methods whose source is copied into a file if its step calls them.
+"""Functions and methods that are copied into a file if the file calls them.
 
-Their lines have at most 88 columns, as formatters of the file require.
+Formatters wrap lines above 88 columns, so all lines here are shorter.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Operations as Python expressions; a value that is used once is written inside its use."""
+"""Operations as Python expressions.
+
+A value that only one operation reads is inlined: its expression is written inside the expression of
+that operation, and it gets no variable.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,9 @@ from torchzero_clip.source.symbols import Op, Value
 from torchzero_clip.source.value_names import ValueNames
 
 LETTERS = {"params": "p", "grads": "g", "layer": "k"}
-"""Names of the elements of some lists in a comprehension."""
+"""For some lists, the name of an element in a comprehension."""
 UNNAMED = "\0"
-"""A mark in a text: a list needs a name before it can be joined with the lists of other groups."""
+"""A mark in a text. A list with this mark needs a name before lists of groups can be joined."""
 
 
 class Expressions:
@@ -18,17 +22,17 @@ class Expressions:
 
     Args:
         names: The names of values.
-        inline: The values that are written where they are used.
+        inline: The values that are inlined.
     """
 
     def __init__(self, names: ValueNames, inline: set[Value]) -> None:
         self.names = names
         self.inline = inline
         self.unpacked: dict[str, list[str]] = {}
-        """Names for the entries of hyperparameters that are tuples, by key."""
+        """For each hyperparameter that is a tuple, names for its elements, by key."""
 
     def statement(self, op: Op) -> str:
-        """Return the statement of an operation, which gives its result a name."""
+        """Return the statement that assigns the result of an operation to a name."""
         text = self.of(op)
         if op.out is None:
             return text
@@ -38,13 +42,13 @@ class Expressions:
         return f"{name} = {text}"
 
     def of(self, op: Op) -> str:
-        """Return the expression of an operation, or the head of a loop and the line in it."""
+        """Return the expression of an operation, or a loop: the first line and the line inside."""
         if op.gathers:
             return self._joined(op.args[0])
         return self._over(op) if op.each else op.write(self.text)[0]
 
     def text(self, value: Value) -> str:
-        """Return the text of a value where it is used."""
+        """Return the text of a value: the name, or the expression of an inlined value."""
         if value.live is not None:
             return self.live(value)
         if value in self.inline and value.op is not None:
@@ -52,7 +56,7 @@ class Expressions:
         return self.names.of(value)
 
     def live(self, value: Value) -> str:
-        """Return the text of a hyperparameter: the name that the step gave it, or its key."""
+        """Return the text of a hyperparameter: its name in the step, or its lookup by key."""
         assert value.live is not None
         key, index = value.live
         names = self.unpacked.get(key)
@@ -60,7 +64,7 @@ class Expressions:
         return by_key(value) if name == "_" else name
 
     def inside(self, op: Op) -> Iterator[Value]:
-        """Yield the values that are written inside an operation."""
+        """Yield the values that are inlined in an operation."""
         for value in op.operands():
             if value in self.inline and value.op is not None:
                 yield value
@@ -69,7 +73,7 @@ class Expressions:
     # ------------------------------------------------------------------ lists
 
     def _over(self, op: Op) -> str:
-        """Return a comprehension over the parameters, or a loop if the operation has an effect."""
+        """Return a comprehension over the parameters, or a loop if the operation has no result."""
         lists: dict[Value, str] = {}
         text = op.write(lambda value: self._element(value, lists))[0]
         names = list(lists.values())
@@ -116,7 +120,7 @@ class Expressions:
 
 
 def by_key(value: Value) -> str:
-    """Return the text of a hyperparameter by its key in the group."""
+    """Return the text that reads a hyperparameter from the group by its key."""
     assert value.live is not None
     key, index = value.live
     return f'group["{key}"]' if index is None else f'group["{key}"][{index}]'

@@ -1,4 +1,4 @@
-"""The text of a file of plain torch, from a recorded step of a chain."""
+"""The text of a file that imports only torch, written from a recorded step of a chain."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FOREACH_CALL = re.compile(r"torch\._foreach_(\w+)\(")
 def to_source(
     chain: Chain, links: Sequence[Link], live: Mapping[str, Any], mark: Sequence[int], name: str
 ) -> str:
-    """Return the text of a file of plain torch for a chain.
+    """Return the text of a file that runs a chain and imports only torch.
 
     Args:
         chain: The chain, whose repr is in the docstring of the file.
@@ -53,8 +53,9 @@ def to_source(
 class File:
     """The file of one chain.
 
-    The text of a file may not depend on the numbers of the step that was recorded. So `to_source`
-    writes it a second time, with other hyperparameters and another stand-in, and compares.
+    The text of a file must not depend on the numbers in the recorded step. So `to_source` writes
+    the file a second time, with other hyperparameters and another stand-in, and compares the two
+    texts.
 
     Args:
         chain: The chain, whose repr is in the docstring of the file.
@@ -92,7 +93,7 @@ class File:
         self.checks = list(self._checks())
 
     def _tuples(self) -> dict[str, list[str]]:
-        """Return the names of the entries of tuples of hyperparameters, if the rules name them."""
+        """Return names for the elements of tuple hyperparameters, if the rules have such names."""
         names_by_key = {}
         for key, value in self.step.settings.items():
             if isinstance(value, tuple):
@@ -102,7 +103,7 @@ class File:
         return names_by_key
 
     def _about(self, link: Link) -> list[str]:
-        """Return the comment above the lines of a link: its path and formula."""
+        """Return the comment above the lines of a link: the path and the formula of the link."""
         text = f"{link.path}: {formula_of(type(link.transform))}"
         indent = 14 + 4 * link.path.count("/")
         return textwrap.wrap(text, 100 - indent, break_long_words=False)
@@ -110,7 +111,7 @@ class File:
     # ------------------------------------------------------------------ the second writing
 
     def moved(self) -> dict[str, Any]:
-        """Return hyperparameters that differ a little, unless the chain would decide otherwise."""
+        """Return hyperparameters that differ a little, if they lead to the same decisions."""
         values = {key: _moved(value) for key, value in self.defaults.items()}
         for condition, key in self._decisions():
             if eval(condition, {"group": values, "torch": torch}):
@@ -118,7 +119,7 @@ class File:
         return values
 
     def differs(self, text: str, other: str) -> str:
-        """Return the error message for two texts of the file that differ."""
+        """Return the error message for the case that the two texts of the file differ."""
         path = ""
         for line, other_line in zip_longest(text.split("\n"), other.split("\n"), fillvalue=""):
             comments = [p for p, lines in self.about.items() if line.strip() == f"# {lines[0]}"]
@@ -175,7 +176,7 @@ class File:
         yield ""
 
     def _helpers(self) -> Iterator[str]:
-        """Yield the copied functions and the helpers that the step calls, `_tensors` first."""
+        """Yield the copied functions and the helpers that the step calls. `_tensors` is first."""
         used = "\n".join(self.body)
         for name, text in FUNCTIONS.items():
             if name == "_tensors" or f"{name}(" in used:
@@ -240,7 +241,7 @@ class File:
         yield "        return loss"
 
     def _decisions(self) -> Iterator[tuple[str, str]]:
-        """Yield conditions under which the chain would run other code, and the keys in them."""
+        """Yield each condition under which the chain would run other code, and the key it tests."""
         for link in [link for top in self.links for link in top.walk()]:
             for name, key in link.keys.items():
                 kind = link.transform._kinds.get(name)
@@ -266,7 +267,7 @@ class File:
             yield f'                raise ValueError(f"{text}")'
 
     def _state(self, number: int, texts: dict[str, str]) -> Iterator[str]:
-        """Yield the lines of the method that creates the state of a parameter in one context."""
+        """Yield the lines of the method that creates state for the parameters of one context."""
         name = "_state" if number == 1 else f"_state_{number}"
         yield f"    def {name}(self, p: Tensor) -> dict[str, Tensor]:"
         yield "        state: dict[str, Tensor] = self.state[p]"
@@ -279,7 +280,7 @@ class File:
 
 
 def _moved(value: Any) -> Any:
-    """Return a hyperparameter that differs a little; values that are no numbers stay."""
+    """Return a number that differs a little. Values that are not numbers stay the same."""
     if isinstance(value, tuple):
         return tuple([_moved(x) for x in value])
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -290,7 +291,7 @@ def _moved(value: Any) -> Any:
 
 
 def _flat(chain: Chain) -> Iterator[Any]:
-    """Yield the links of a chain, and the links of chains without a name inside it."""
+    """Yield the links of a chain, and the links of unnamed chains inside it."""
     for link in chain:
         if isinstance(link, Chain) and link.name is None:
             yield from _flat(link)
@@ -307,7 +308,7 @@ def _chain(links: list[str]) -> list[str]:
 
 
 def _type(value: Any) -> str:
-    """Return the annotation of an argument with a default."""
+    """Return the type annotation for an argument with this default value."""
     if isinstance(value, tuple):
         return f"tuple[{', '.join([_type(x) for x in value])}]"
     return "int" if type(value) is int else "float"

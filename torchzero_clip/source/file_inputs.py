@@ -14,10 +14,10 @@ class Inputs:
 
     Args:
         ops: The operations that read these lists.
-        page: The page to which lines are added.
-        expressions: The text of operations.
+        page: The page that receives the lines.
+        expressions: Writes operations as expressions.
         state: The contexts that have state.
-        joint: Whether the step has operations for all groups together.
+        joint: Whether some operations of the step run once for all groups.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class Inputs:
         self.state = list(state)
         self.joint = joint
         self.ready: set[Op | str] = set()
-        """The lists that the current loop has already."""
+        """The lists that the current loop has already written."""
 
     def below(self, op: Op) -> Iterator[Value]:
-        """Yield the inputs that an operation and the operations inlined in it need."""
+        """Yield the inputs that an operation needs, including operations that are inlined in it."""
         for value in op.operands():
             if value.op is not None and value.op.repeats:
                 yield value
@@ -46,7 +46,7 @@ class Inputs:
                 yield from self.below(value.op)
 
     def whole(self, takes: str, context: Context | None = None) -> Value:
-        """Return the input of a kind, for all parameters or for the parameters of a context."""
+        """Return one kind of input, for all parameters or for the parameters of a context."""
         context = context or Context()
         for op in self.ops:
             if op.takes == takes and op.context == context and op.out is not None:
@@ -57,14 +57,14 @@ class Inputs:
         return value
 
     def tensors(self) -> None:
-        """Write the line of the parameters and their gradients, unless this loop has it."""
+        """Write the line that reads parameters and gradients, unless this loop has the line."""
         if "tensors" not in self.ready:
             self.ready.add("tensors")
             params, grads = [self.names.of(self.whole(takes)) for takes in ("params", "grads")]
             self.page.line(f"{params}, {grads} = _tensors(group)")
 
     def bring(self, value: Value) -> None:
-        """Write the line of an input, unless this loop has it or the line is for all groups."""
+        """Write the line that reads an input, if the current loop needs the line and lacks it."""
         op = value.op
         assert op is not None
         if op in self.ready or self.names.phase % 2 == 0:
@@ -84,7 +84,7 @@ class Inputs:
         self.page.line(f"{name} = {text}")
 
     def _part(self, op: Op) -> str:
-        """Return the text of layers, or of the parameters or gradients that a mask selects."""
+        """Return the text that reads the layers, or selects the elements of a list with a mask."""
         if op.context.outer is None or op.context.flags is None:
             return "_layers(group)"
         whole = self.whole(op.takes, op.context.outer)
@@ -93,7 +93,7 @@ class Inputs:
         return f"_chosen({whole.name}, {op.context.flags.name})"
 
     def _flags(self, op: Op, name: str) -> str:
-        """Return the text of the flags of a mask, for the parameters that outer masks select."""
+        """Return the text that computes the flags of a mask, inside the masks around it."""
         text = op.write(self.expressions.text)[0]
         context = op.context
         masks: list[Value] = []
@@ -107,7 +107,7 @@ class Inputs:
         return text
 
     def _state(self, op: Op) -> str:
-        """Return the text of a list of state tensors, after the line that reads all state."""
+        """Return the text of a list of state tensors. First write the line that reads all state."""
         params = self.whole("params", op.context)
         self.bring(params)
         number = self.state.index(op.context)

@@ -1,4 +1,4 @@
-"""The lines of a file that create the state of a parameter, a group or a layer."""
+"""The lines of a file that create the state of parameters, groups and layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchzero_clip.source.symbols import ATOM, Context, SourceError, Value, con
 
 
 class WrittenState:
-    """The texts that create the state of parameters and of units.
+    """The texts that create the state of parameters and of units in a file.
 
     Args:
         recorder: The recorder of operations.
@@ -24,10 +24,10 @@ class WrittenState:
     def __init__(self, recorder: OpRecorder) -> None:
         self.recorder = recorder
         self.texts: dict[Context, dict[str, str]] = {}
-        """The expressions that create the state of a parameter, by key, for each context."""
+        """For each context, the expressions that create the state of a parameter, by key."""
 
     def make(self, link: Link, bucket: Bucket) -> None:
-        """Create the link's state for the stand-in, and note how the file creates it."""
+        """Create the link's state for the stand-in, and record how the file creates this state."""
         with self.recorder.not_recording():
             p = bucket.originals[0]
             link.state_names(p)
@@ -67,14 +67,14 @@ class WrittenState:
         return cell
 
     def _list(self, key: str, x: Tensor) -> None:
-        """Record that a tensor represents the list of state tensors with a key."""
+        """Record that a tensor represents the state tensors that all parameters have with a key."""
         states = Value("list", hint=key.rpartition("/")[2])
         write = lambda n: (key, ATOM)
         self.recorder.add(write, [], states, repeats=True, joint=False, takes="state")
         self.recorder.learn(x, states)
 
     def cell(self, units: SourceUnits, name: str, start: Any) -> Tensor:
-        """Return the tensor in which the file stores a scalar of each unit."""
+        """Return the tensor that represents the stored scalar of each unit."""
         recorder = self.recorder
         key = f"{units.path}/{name}"
         with recorder.not_recording():
@@ -105,7 +105,7 @@ class WrittenState:
 
 
 def _creations(link: Link, p: Tensor) -> dict[str, str]:
-    """Return the expressions that create the link's state of a parameter, by key."""
+    """Return the expressions that create the state that a link keeps for a parameter, by key."""
     state = link.new_state(p)
     texts: dict[str, str] = {}
     other = torch.nn.Parameter(p.detach().double() * 3 + 1)
@@ -125,7 +125,7 @@ def _creations(link: Link, p: Tensor) -> dict[str, str]:
 
 
 def _creation(x: Tensor, start: float, dtype: str) -> str:
-    """Return the expression that creates a state tensor, like the parameter or without dims."""
+    """Return the expression that creates a state tensor, with the parameter's shape or 0-dim."""
     number = "" if start == 0 else f", {constant(float(start), lambda v: '')}"
     name = "full" if number else "zeros"
     if x.dim():
@@ -134,7 +134,7 @@ def _creation(x: Tensor, start: float, dtype: str) -> str:
 
 
 def _start(x: Any) -> str:
-    """Return the text of a number, or of the numbers of a vector, in a short form if possible."""
+    """Return the text of a number or a vector. Equal or consecutive numbers are written shorter."""
     if isinstance(x, list) and len(set(map(str, x))) == 1:
         return f"[{constant(x[0], lambda v: '')}] * {len(x)}"
     if isinstance(x, list) and x == [x[0] + i for i in range(len(x))]:

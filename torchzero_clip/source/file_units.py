@@ -1,4 +1,8 @@
-"""The methods of `Units`, as lines of a file."""
+"""The methods of `Units`, written as lines of a file.
+
+A unit is everything that one norm covers: a slice, a tensor, a layer, a group or the model. In this
+module, "write" means to record an operation that becomes a line of the file.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ class SourceUnits(WrittenNorms):
 
     Args:
         recorder: The recorder of operations.
-        rule: The rule that asks for norms.
+        rule: The rule that requests norms.
         order: The norm.
         cell: The function that returns the tensor in which the file stores a scalar of each unit.
         buckets: The bucket.
@@ -49,16 +53,16 @@ class SourceUnits(WrittenNorms):
         self.division = SimpleNamespace(lengths=[1] if self.sliced else None, scope=rule.scope)
         self._cell = cell
         self._divided: TensorList | None = None
-        """The update after the division, if a norm after it was needed."""
+        """The update after the division, if the rule requested a norm after the division."""
 
     # ------------------------------------------------------------------ flags and ratios
 
     def norms_of(self, lists: Sequence[TensorList]) -> Tensor:
-        """Write the norms of the list of the only bucket."""
+        """Write the norms of a list of tensors. There is one list, because there is one bucket."""
         return self._norm(lists[0], "")
 
     def after(self, norm: Tensor, divisors: Sequence[Tensor]) -> Tensor:
-        """Write the norms after a division."""
+        """Write the norms that the update has after a division."""
         if not self.joint:
             return super().after(norm, divisors)
         # groups may have different ratios, so the joint norm has to be computed again
@@ -66,7 +70,7 @@ class SourceUnits(WrittenNorms):
         return self._norm(self._divided, "clipped")
 
     def of_shapes(self, like: Tensor, function: Any, *args: Any) -> Tensor:
-        """Write the result of a function of each tensor's shape, for each unit."""
+        """Write a factor for each unit, which a function computes from the shape of each tensor."""
         value = self.value_of(like)
         u = self.value(self.buckets[0].u)
         name = self.recorder.functions.copy(function)
@@ -82,11 +86,11 @@ class SourceUnits(WrittenNorms):
         return self._written("factors", [factors, value], text, like.shape)
 
     def finite(self, norm: Tensor) -> Tensor:
-        """Write which norms are finite."""
+        """Write the test for finite norms."""
         return torch.isfinite(norm)
 
     def smaller_than(self, size: int) -> Tensor:
-        """Write which units have fewer elements than `size`."""
+        """Write the test for units that have fewer elements than `size`."""
         u = self.buckets[0].u
         if self.sliced:
             helper = self.recorder.helpers.small(self.rule, size)
@@ -96,7 +100,7 @@ class SourceUnits(WrittenNorms):
         return self.recorder.learn(torch.zeros_like(small, dtype=torch.bool), self.value_of(small))
 
     def _smaller_than(self, value: Value, size: int) -> Tensor:
-        """Write which tensors, layers, groups or models have fewer elements than `size`."""
+        """Write the test for units with fewer elements than `size`, if units are not slices."""
         like = self.recorder.like
         device: Text = lambda n: "" if like is None else f", device={n(like)}.device"
         more = [] if like is None else [like]
@@ -124,11 +128,11 @@ class SourceUnits(WrittenNorms):
         return self._written("small", [sizes, *more], small, shape, joint=self.joint)
 
     def too_small(self, size: int) -> Tensor | None:
-        """Write which units have fewer elements than `size`, unless every unit has enough."""
+        """Write the test for units with fewer elements than `size`, or return None if size is 1."""
         return self.smaller_than(size) if size > 1 else None
 
     def comparable(self, x: Any, norm: Tensor) -> Tensor:
-        """Return a limit as a tensor, in which a number is the limit of every unit."""
+        """Return a limit as a tensor. A limit that is a number is the same for every unit."""
         if isinstance(x, Tensor):
             return x
         live = self.recorder.knows(x)
@@ -144,7 +148,7 @@ class SourceUnits(WrittenNorms):
         return self.recorder.learn(limits, limit)
 
     def _hinted(self, x: Tensor, hint: str) -> Tensor:
-        """Give a name to the value that a tensor represents, unless it has one."""
+        """Give a name to the value that a tensor represents, unless the value has a name."""
         value = self.value_of(x)
         value.hint = value.hint or hint
         return x
@@ -152,7 +156,7 @@ class SourceUnits(WrittenNorms):
     # ------------------------------------------------------------------ values of groups
 
     def each(self, live: str) -> list[Any]:
-        """Return the value of a hyperparameter in each bucket; there is only one bucket."""
+        """Return the value of a hyperparameter in each bucket. There is only one bucket."""
         return [self.buckets[0].group[live]]
 
     def live(self) -> list[dict[str, Any]]:
@@ -172,7 +176,7 @@ class SourceUnits(WrittenNorms):
         return self.recorder.learn(vectors[0].clone(), self._of_first(value, {}))
 
     def _of_first(self, value: Value, known: dict[Value, Value]) -> Value:
-        """Return a value, computed with the first group's hyperparameters.
+        """Return a value that is computed with the first group's hyperparameters.
 
         Args:
             value: The value, with the hyperparameters of each group.
@@ -200,26 +204,26 @@ class SourceUnits(WrittenNorms):
     # ------------------------------------------------------------------ changes
 
     def divide(self, bucket: Bucket, u: TensorList, ratio: Tensor) -> TensorList:
-        """Write the division of an update by the ratios of its units."""
+        """Write the division of an update by the ratio of each unit."""
         return u.div_(self.operand(bucket, self._hinted(ratio, "ratio")))
 
     def scale(
         self, divisors: Sequence[Tensor], updates: Sequence[TensorList] | None = None
     ) -> None:
-        """Write the division of the update, unless `after` has done it."""
+        """Write the division of the update, unless `after` has written it."""
         divided = self._scaled(divisors, updates) if self._divided is None else self._divided
         self.buckets[0].u = divided
 
     def _scaled(
         self, divisors: Sequence[Tensor], updates: Sequence[TensorList] | None
     ) -> TensorList:
-        """Write the division of the update, or of other updates."""
+        """Write the division of the update, or of `updates` if they are given."""
         bucket = self.buckets[0]
         u = bucket.u if updates is None else updates[0]
         return self.divide(bucket, u.to(bucket.state_dtype), divisors[0])
 
     def lerp_(self, name: str, weights: Sequence[Tensor], where: Tensor) -> None:
-        """Write the interpolation of state towards the update, in the units of a condition."""
+        """Write the interpolation of state towards the update, in the units that `where` marks."""
         bucket = self.buckets[0]
         m = bucket.state[name]
         conditions = self.as_list(bucket, where)
@@ -228,7 +232,7 @@ class SourceUnits(WrittenNorms):
         m.lerp_(u, self.as_list(bucket, weights[0]))
 
     def div_(self, name: str, ratio: Tensor) -> None:
-        """Write the division of state by the ratios of its units."""
+        """Write the division of state by the ratio of each unit."""
         bucket = self.buckets[0]
         bucket.state[name].div_(self.operand(bucket, ratio))
 
@@ -260,7 +264,7 @@ class SourceUnits(WrittenNorms):
     # ------------------------------------------------------------------ vectors as operands
 
     def operand(self, bucket: Bucket, vector: Tensor | float) -> Any:
-        """Return a vector with an element per unit as an operand for lists of tensors."""
+        """Return a vector with one element per unit, as an operand for lists of tensors."""
         if not isinstance(vector, Tensor) or self.single or self.scope == "tensor":
             return vector
         if self.sliced:
@@ -270,7 +274,7 @@ class SourceUnits(WrittenNorms):
         return vector.squeeze(0)
 
     def _of_layers(self, vector: Tensor) -> Tensor:
-        """Write the element of each parameter's layer."""
+        """Write a list that has, for each parameter, the element of the parameter's layer."""
         value = self.value_of(vector)
         layer = self.recorder.layer()
         index = self.index()
@@ -280,7 +284,7 @@ class SourceUnits(WrittenNorms):
         return self.recorder.learn(vector[0].clone(), elements)
 
     def as_list(self, bucket: Bucket, vector: Tensor) -> TensorList:
-        """Return a vector with an element per unit as a list with a tensor per parameter."""
+        """Return a vector with one element per unit, as a list with one tensor per parameter."""
         operand = self.operand(bucket, vector)
         if not isinstance(operand, Tensor):
             return TensorList(operand)
@@ -296,5 +300,5 @@ class SourceUnits(WrittenNorms):
 
 
 def _no_dot(*_: Any) -> Any:
-    """Raise the error that a rule computes an inner product."""
+    """Raise the error for a rule that computes an inner product."""
     raise SourceError("it takes the inner product of two lists")

@@ -1,4 +1,4 @@
-"""The functions that select parameters, copied from the user's code into the file."""
+"""The user's functions that select parameters. Their source is copied into the file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Functions:
     """The functions that a file copies, by their names in the file.
 
     Args:
-        helpers: The helpers of the file, whose names are taken.
+        helpers: The helpers of the file. Copied functions get other names.
     """
 
     def __init__(self, helpers: Helpers) -> None:
@@ -28,7 +28,7 @@ class Functions:
         self.texts: dict[str, list[str]] = {}
         """The lines of each function, by name."""
         self.names: dict[int, str] = {}
-        """The name of each function or table, by the id of the original."""
+        """The name of each function or table in the file, by the id of the original object."""
         self.imports: set[str] = set()
         """The modules that the functions use."""
         self.arguments: list[str] = []
@@ -37,7 +37,7 @@ class Functions:
     def argument(self, name: str) -> str:
         """Return the text of a function that the user passes to the class.
 
-        Such a function reads tensors of the model, so that its text cannot be copied.
+        Such a function reads tensors of the model, so its source cannot be copied.
         """
         if name in self.arguments:
             raise SourceError(f"two links have a function {name}")
@@ -45,12 +45,12 @@ class Functions:
         return f"self.{name}"
 
     def flags(self, where: Any) -> str:
-        """Return the text of the flags of the parameters for which a condition holds."""
+        """Return the text of the flags that tell for which parameters a condition holds."""
         name = self.copy(where, "bool")
         return f"[{name}(*named) for named in _named(group)]"
 
     def label_flags(self, labels: Any, label: str) -> str:
-        """Return the text of the flags of the parameters with a label."""
+        """Return the text of the flags that tell which parameters have a label."""
         if isinstance(labels, Mapping):
             name = self._table(labels)
         else:
@@ -58,7 +58,7 @@ class Functions:
         return f"[{name}(*named) == {quoted(label)} for named in _named(group)]"
 
     def _table(self, labels: Mapping[str, str]) -> str:
-        """Return the name of a function that reads a table of labels."""
+        """Return the name of a function that returns a parameter's label from a table."""
         if id(labels) in self.names:
             return self.names[id(labels)]
         entries = [f"    {quoted(key)}: {quoted(label)}," for key, label in labels.items()]
@@ -80,7 +80,7 @@ class Functions:
         return name
 
     def _name(self, base: str) -> str:
-        """Return a name that nothing else in the file has."""
+        """Return a name that the file does not use yet."""
         name = base
         count = 1
         while name in self.helpers.taken or name in self.helpers.texts:
@@ -94,8 +94,8 @@ class Functions:
 
         Args:
             function: The function.
-            returns: The type that the function returns, if it is a function of the user with the
-                arguments (name, parameter). By default it is a function of this library.
+            returns: The return type of a user's function, whose arguments are (name, parameter).
+                The default is for functions of this library.
         """
         if id(function) in self.names:
             return self.names[id(function)]
@@ -140,7 +140,7 @@ class Functions:
     def _outside(
         self, function: FunctionType, names: Collection[str], returns: str
     ) -> dict[str, str]:
-        """Return the text in the file for each global and nonlocal name that a function uses."""
+        """Return the text that replaces each global or nonlocal name that a function uses."""
         around = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
         texts: dict[str, str] = {}
         for name in sorted(names):
@@ -173,7 +173,7 @@ def _is_plain(x: Any) -> bool:
 
 
 class _Renamed(ast.NodeTransformer):
-    """Replaces names by their text in the file."""
+    """Replaces names in a syntax tree by other texts."""
 
     def __init__(self, known: dict[str, str]) -> None:
         self.known = known
@@ -206,7 +206,7 @@ def node_of(function: FunctionType) -> ast.FunctionDef | ast.Lambda:
 
 
 def _with_double_quotes(text: str) -> str:
-    """Return Python code with strings in double quotes, as formatters write them."""
+    """Return Python code whose strings have double quotes, as formatters write strings."""
     lines = text.split("\n")
     for token in reversed([*tokenize.generate_tokens(io.StringIO(text).readline)]):
         plain = token.string.startswith("'") and not {'"', "\\"} & set(token.string)
@@ -219,14 +219,14 @@ def _with_double_quotes(text: str) -> str:
 
 
 def _has_name_and_arguments(node: ast.FunctionDef | ast.Lambda, code: CodeType) -> bool:
-    """Return whether a syntax tree has the name and the arguments of a code object."""
+    """Return whether a syntax tree has the same name and arguments as a code object."""
     names = tuple([a.arg for a in (*node.args.posonlyargs, *node.args.args)])
     kind = "<lambda>" if isinstance(node, ast.Lambda) else node.name
     return names == code.co_varnames[: code.co_argcount] and kind == code.co_name
 
 
 def _compiles_to(node: ast.FunctionDef | ast.Lambda, code: CodeType) -> bool:
-    """Return whether a syntax tree compiles to a code object, inside a function with its cells."""
+    """Return whether a syntax tree compiles to the same instructions as a code object."""
     inner = node if isinstance(node, ast.FunctionDef) else ast.Return(node)
     around = ast.parse(f"def around({', '.join(code.co_freevars)}): pass").body[0]
     assert isinstance(around, ast.FunctionDef)
@@ -237,7 +237,7 @@ def _compiles_to(node: ast.FunctionDef | ast.Lambda, code: CodeType) -> bool:
 
 
 def codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield a code object, and the code objects of the functions in it."""
+    """Yield a code object, and the code objects of the functions inside."""
     yield code
     for x in code.co_consts:
         if isinstance(x, CodeType):
@@ -245,7 +245,7 @@ def codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _instructions(code: CodeType) -> Any:
-    """Return the instructions and constants of a code object, without its position in the file."""
+    """Return the instructions and constants of a code object, without line numbers."""
     constants = [
         _instructions(x) if isinstance(x, CodeType) else (type(x), x) for x in code.co_consts
     ]
@@ -253,12 +253,12 @@ def _instructions(code: CodeType) -> Any:
 
 
 def _parameters(node: ast.FunctionDef | ast.Lambda) -> list[ast.arg]:
-    """Return all parameters of a function, of every kind."""
+    """Return all parameters of a function, including keyword-only parameters and `*args`."""
     return [x for x in ast.walk(node.args) if isinstance(x, ast.arg)]
 
 
 def _names(node: ast.FunctionDef | ast.Lambda, code: CodeType) -> set[str]:
-    """Return the names in the body of a function that are defined outside of it."""
+    """Return the names that the body of a function uses but does not define."""
     body = node.body if isinstance(node, ast.FunctionDef) else [node.body]
     inside = [x for statement in body for x in ast.walk(statement)]
     own = {*code.co_varnames, *code.co_cellvars}

@@ -1,4 +1,4 @@
-"""The functions for norms and percentiles that come before the class in a file."""
+"""Helpers: functions for norms and percentiles, which come before the class in a file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NAMES |= {"std": "_std", "var": "_var", "sum": "_sum"}
 
 
 class Helpers:
-    """The helpers that a file needs, each written once.
+    """The helpers that a file needs. The file contains each helper once.
 
-    Every method that writes a helper returns its name.
+    Every method that writes a helper returns the name of the helper.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Helpers:
         """Add a helper unless the file has it, and return its name.
 
         Args:
-            base: The name of the helper, which gets a number if another helper has it.
+            base: The name of the helper. If another helper has this name, a number is appended.
             text: The source of the helper, with `NAME` in place of its name.
         """
         name = base
@@ -44,7 +44,7 @@ class Helpers:
             name = f"{base}_{count}"
 
     def norm(self, m: Measure) -> str:
-        """Write a function for the norm of all tensors together."""
+        """Write a function that returns the norm of all tensors together."""
         base = name_of(m)
         p = f"{m.p:g}"
         if m.kind == "power":
@@ -71,17 +71,17 @@ class Helpers:
         return self._of_lists(base, about, lines)
 
     def mean(self) -> str:
-        """Write a function for the mean of all tensors together."""
+        """Write a function that returns the mean of all tensors together."""
         lines = ["return torch.cat([x.flatten() for x in tensors]).mean(dtype=torch.float64)"]
         return self._of_lists("_mean", "Return the mean of all tensors, in float64.", lines)
 
     def _of_lists(self, base: str, about: str, lines: list[str]) -> str:
-        """Write a function of several tensors."""
+        """Write a function whose argument is a list of tensors."""
         head = "def NAME(tensors: list[Tensor] | tuple[Tensor, ...]) -> Tensor:"
         return self.need(base, _function(head, about, lines))
 
     def slices(self, rule: NormRule, m: Measure | None) -> str:
-        """Write a function for the norm, or without a measure the mean, of each slice."""
+        """Write a function that returns the norm of each slice, or the mean if `m` is None."""
         lines = [*_dims(rule), "if not dims:"]
         lines += ["    return x.new_zeros([1] * n, dtype=torch.float64)"]
         keep = "dims, keepdim=True"
@@ -113,7 +113,7 @@ class Helpers:
         return self.need(base, _function("def NAME(x: Tensor) -> Tensor:", about, lines))
 
     def small(self, rule: NormRule, size: int) -> str:
-        """Write a function for whether the slices of a tensor have fewer elements than `size`."""
+        """Write a function that tests if the slices of a tensor have fewer elements than `size`."""
         lines = [*_dims(rule), "entries = math.prod([x.shape[d] for d in dims]) if dims else 0"]
         lines += [f"return torch.tensor(entries < {size}, device=x.device)"]
         about = f"Return whether a slice has fewer than {size} elements."
@@ -128,7 +128,7 @@ class Helpers:
         return self.need("_by_layer", _function(head, "Return the tensors of each layer.", lines))
 
     def percentile(self) -> str:
-        """Write a function for a percentile of magnitudes."""
+        """Write a function that returns a percentile of absolute values."""
         lines = ["sizes = x.abs().flatten()"]
         lines += ["if not len(sizes):", "    return sizes.new_zeros(())"]
         lines += ["return sizes.kthvalue(int(p * (len(sizes) - 1) / 100) + 1).values"]
@@ -171,7 +171,7 @@ def _dims(rule: NormRule) -> list[str]:
 
 
 def dims_of(rule: NormRule) -> str:
-    """Return an expression for the dims along which a rule measures a tensor `x` of n dims."""
+    """Return an expression for the dims over which a rule computes norms of a tensor `x`."""
     every = rule.dim if isinstance(rule.dim, (tuple, list)) else (rule.dim,)
     dims = tuple([d for d in every if isinstance(d, int)])
     candidates = [

@@ -18,10 +18,10 @@ class Lines:
     """The lines of the method `step`.
 
     Args:
-        ops: The operations, in the order in which the chain asked for them.
-        about: The comment above the lines of a link, by the link's path.
+        ops: The operations, in the order in which the chain recorded them.
+        about: For the path of each link, the comment above the lines of the link.
         state: The contexts that have state.
-        tuples: Names for the entries of hyperparameters that are tuples, by key.
+        tuples: For the key of each hyperparameter that is a tuple, names for its elements.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Lines:
         self.inline = schedule.inlined(self.ops)
         self.crossing = list(schedule.crossing(self.ops))
         self.joint = any(op.joint for op in self.ops)
-        """Whether the step has operations for all groups together."""
+        """Whether some operations of the step run once for all groups."""
         taken = [name for names in tuples.values() for name in names]
         self.page = Page()
         self.names = ValueNames(self.ops, self.inline, self.crossing, taken)
@@ -49,10 +49,10 @@ class Lines:
         inputs = [op for op in ops if op.repeats]
         self.inputs = Inputs(inputs, self.page, self.expressions, state, self.joint)
         self._commented = ""
-        """The path of the link whose comment was written last."""
+        """The path of the link whose comment is the latest in the file so far."""
 
     def write(self) -> list[str]:
-        """Return the lines."""
+        """Return the lines of the method `step`."""
         for phase in sorted({op.phase for op in self.ops}):
             statements = [op for op in self.ops if op.phase == phase and op.out not in self.inline]
             if statements:
@@ -68,7 +68,7 @@ class Lines:
     # ------------------------------------------------------------------ loops and conditions
 
     def _head(self, ops: Sequence[Op]) -> None:
-        """Write the head of a loop over the groups, and the values that earlier loops pass on."""
+        """Write the first line of a loop over the groups, with the values of earlier loops."""
         earlier = list(self._from_earlier_loops(ops))
         for value in [op.out for op in ops if op.out in self.crossing and op.out is not None]:
             self.names.of(value, fresh=_mask(value.op) is not None)
@@ -106,7 +106,7 @@ class Lines:
             self._block(list(block))
 
     def _block(self, ops: Sequence[Op]) -> None:
-        """Write statements with one mask, under the condition that it selects a parameter."""
+        """Write the statements of one mask, under an `if` that tests for selected parameters."""
         mask = _mask(ops[0])
         if mask is None:
             for op in ops:
@@ -130,7 +130,7 @@ class Lines:
             self.page.line(f"all_{value.name}.append({value.name})")
 
     def _flags(self, mask: Context, op: Op) -> str:
-        """Return the list that has a true element if the mask selects a parameter."""
+        """Return the name of a list that has a true element if the mask selects any parameter."""
         assert mask.flags is not None
         if not op.joint:
             self.inputs.bring(mask.flags)
@@ -144,7 +144,7 @@ class Lines:
     # ------------------------------------------------------------------ statements
 
     def _op(self, op: Op) -> None:
-        """Write the statement of an operation, after the lines of its inputs."""
+        """Write the lines that read the inputs of an operation, then the operation's statement."""
         self._comment(op)
         for other in self._of_same_link(op):
             for value in self.inputs.below(other):
@@ -168,7 +168,7 @@ class Lines:
             self.page.line(f"all_{op.out.name}.append({op.out.name})")
 
     def _of_same_link(self, op: Op) -> list[Op]:
-        """Return the operations of the same link in this loop; their inputs are read together."""
+        """Return the operations of the same link in this loop, whose inputs are read together."""
         alike = (op.phase, op.link, op.context)
         return [other for other in self.ops if (other.phase, other.link, other.context) == alike]
 
@@ -179,7 +179,7 @@ class Lines:
             self.page.comment(self.about[op.link])
 
     def _unpack(self, op: Op) -> None:
-        """Write the lines that give names to the entries of tuples, if a rule names them."""
+        """Write the lines that unpack tuple hyperparameters, if a rule names their elements."""
         for leaf in self._live_in(op):
             assert leaf.live is not None
             key, index = leaf.live
@@ -203,9 +203,10 @@ class Lines:
     # ------------------------------------------------------------------ lines that are too long
 
     def _largest(self, op: Op) -> Value | None:
-        """Return the expression inside an operation that gets a line, or None if there is none.
+        """Return the inlined value that should get its own line, or None if there is none.
 
-        It is the shortest expression without which the statement fits, or the longest one.
+        This is the value with the shortest text that shortens the statement enough. If no value
+        does, it is the value with the longest text.
         """
         sizes = {v: len(self.expressions.text(v)) for v in self.expressions.inside(op)}
         inner = sorted(sizes, key=lambda v: sizes[v])
@@ -213,7 +214,7 @@ class Lines:
         return next((v for v in inner if sizes[v] - 6 > over), inner[-1] if inner else None)
 
     def _number_apart(self, op: Op) -> str | None:
-        """Return the statement with a name for the longest expression of numbers in it."""
+        """Name the longest expression of numbers on a line of its own, and return the statement."""
         text = self.expressions.text
         numbers = [v for v in op.args if v.kind == "number" and v.live is None]
         if not numbers:
@@ -230,7 +231,7 @@ class Lines:
         return statement
 
     def _leaves_apart(self, number: Value) -> str:
-        """Return an expression of hyperparameters, after lines that give them names."""
+        """Write lines that name the hyperparameters of an expression, and return the expression."""
         names: dict[tuple[str, int | None], str] = {}
 
         def named(value: Value) -> str:
@@ -243,7 +244,7 @@ class Lines:
         return operand(number, named)[0]
 
     def _zipped(self, text: str) -> str:
-        """Return a comprehension over `rows`, after a line that zips its lists."""
+        """Write a line that zips the lists of a comprehension, and return the comprehension."""
         match = re.search(r" for ([\w, ]+) in (zip\(.*, strict=True\))[\])]$", text)
         if match is None:
             return text
@@ -254,7 +255,7 @@ class Lines:
 
 
 def _mask(op: Op | None) -> Context | None:
-    """Return the context that must have parameters for an operation to run, if any."""
+    """Return the mask that must select a parameter, or else the operation is skipped, or None."""
     if op is None or op.always or op.context.flags is None:
         return None
     return op.context

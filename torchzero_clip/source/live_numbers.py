@@ -11,7 +11,7 @@ from torchzero_clip.source.symbols import ATOM, Op, Value, Write, binary
 from torchzero_clip.source.written_numbers import written
 
 OPPOSITE = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
-"""The comparison that holds if and only if another does not."""
+"""For each comparison, its opposite: the comparison that holds if the first one does not."""
 
 
 class LiveNumbers:
@@ -19,9 +19,10 @@ class LiveNumbers:
 
     def __init__(self) -> None:
         self.forbidden: list[tuple[str, Write]] = []
-        """Keys of hyperparameters, and a condition under which the chain would run other code.
+        """Keys of hyperparameters, each with a condition that would make the chain run other code.
 
-        The file has only the code for the present values, so it raises if the condition holds.
+        The file contains only the code for the present values, so it raises an error if such a
+        condition holds.
         """
         self.shared: list[str] = []
         """Keys of hyperparameters that must be equal in all groups."""
@@ -33,7 +34,7 @@ class LiveNumbers:
         return self._number(key, None, value)
 
     def _number(self, key: str, index: int | None, value: Any) -> Any:
-        """Return a hyperparameter, or an entry of one, as a written number if it is a number."""
+        """Return a hyperparameter or its element. A number is returned as a written number."""
         if isinstance(value, Tensor):
             value = value.item()
         if not isinstance(value, (int, float)):
@@ -42,12 +43,12 @@ class LiveNumbers:
         return self.number(value, leaf, lambda names: (names(leaf), ATOM))
 
     def number(self, number: Any, value: Value, write: Write, args: tuple[Value, ...] = ()) -> Any:
-        """Return a number with an expression of values."""
+        """Return a number together with the expression that computes it from values."""
         value.op = Op(write, list(args), value)
         return written(number, value, self._compared)
 
     def _compared(self, symbol: str, value: Value, other: Any, holds: bool) -> None:
-        """Record a comparison of a hyperparameter, on which the text of the file depends."""
+        """Record the comparison of a hyperparameter, because the text of the file depends on it."""
         keys = [leaf.live[0] for leaf in leaves(value) if leaf.live]
         if keys:
             wrong = OPPOSITE[symbol] if holds else symbol

@@ -10,13 +10,13 @@ INDENT = "    "
 
 
 class Page:
-    """The lines of a function, to which more lines are added."""
+    """The lines of a function that is being written."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.indent = 2
         self._loop: tuple[str, int] | None = None
-        """The head and the indentation of the loop that the last line belongs to, if any."""
+        """The first line and the indentation of the loop around the last line, or None."""
 
     def fits(self, text: str) -> bool:
         """Return whether a text fits into a line at the current indentation."""
@@ -29,7 +29,7 @@ class Page:
         self.lines += lines if len(lines) > 1 else keyed(lines[0])
 
     def comment(self, texts: list[str]) -> None:
-        """Add the lines of a comment; a loop before it may continue after it."""
+        """Add the lines of a comment. A loop before the comment can continue after the comment."""
         self.lines += [f"{INDENT * self.indent}# {text}" for text in texts]
 
     def loop(self, head: str, body: str) -> None:
@@ -42,7 +42,7 @@ class Page:
 
 
 def keyed(line: str) -> list[str]:
-    """Return the line, or two lines if its key makes it too long: the first names the key."""
+    """Return the line. If a long key makes it too long, first assign the key to a variable."""
     key = re.search(r'"[^"]+"', line)
     if len(line) <= WIDTH or key is None:
         return [line]
@@ -64,5 +64,5 @@ def exploded(text: str) -> str:
 
 
 def _double(text: str) -> str:
-    """Return Python code with strings in double quotes; no string of a file contains a quote."""
+    """Return Python code with strings in double quotes. No string of a file contains a quote."""
     return text.replace("'", '"')

@@ -1,8 +1,8 @@
-"""A recorder of the torch calls of a rule, which become the lines of a file.
+"""A recorder of the torch calls of a rule. The recorded calls become the lines of a file.
 
 A rule runs as usual, on a stand-in: one parameter that represents all parameters, so that every
-list has one tensor. A function that accepts lists, `torch._foreach_*`, is written as it is. A
-function that accepts a tensor of a list is written as a comprehension over the list.
+list has one tensor. A call of a list function, `torch._foreach_*`, is written unchanged. A call
+with a single tensor of a list is written as a comprehension over the list.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OpRecorder(Operations, TorchFunctionMode):
     """A function mode that records the calls on tensors that represent values.
 
     Args:
-        operators: Functions of the core that read tensors, with the function that records each.
+        operators: Functions of the core that read tensors, each with the function that records it.
     """
 
     def __init__(self, operators: Mapping[Any, Callable[..., Any]]) -> None:
@@ -80,15 +80,15 @@ class OpRecorder(Operations, TorchFunctionMode):
     def _recorded(
         self, name: str, base: str, args: Any, kwargs: Any, values: list[Value], out: Any
     ) -> Any:
-        """Record a call that was run, and return its result.
+        """Record a call that torch has run, and return the result of the call.
 
         Args:
-            name: The name of the function, with its module or class.
+            name: The name of the function, with the module or class.
             base: The last part of the name.
             args: The positional arguments.
             kwargs: The keyword arguments.
-            values: The values in the arguments.
-            out: The result on the stand-in.
+            values: The values that the arguments represent.
+            out: The result of the call on the stand-in.
         """
         if base.endswith("_") and not base.endswith("__"):
             self._in_place(name, base, args, kwargs)
@@ -162,7 +162,7 @@ class OpRecorder(Operations, TorchFunctionMode):
         )
 
     def _repeated(self, args: Any) -> Any:
-        """Return the arguments of a list function, with one tensor for all repeated as a list."""
+        """Return the arguments of a list function, with a list in place of each single tensor."""
         operands = []
         for x in args:
             value = self.knows(x[0]) if isinstance(x, (list, tuple)) and len(x) == 1 else None
@@ -176,7 +176,7 @@ class OpRecorder(Operations, TorchFunctionMode):
         return tuple(operands)
 
     def _numel(self, x: Tensor) -> Any:
-        """Return the number of elements, as a written number if it depends on the parameter."""
+        """Return the number of elements of a tensor, as a written number if it varies."""
         value = self.knows(x)
         assert value is not None
         if value.kind == "tensor":
@@ -185,7 +185,7 @@ class OpRecorder(Operations, TorchFunctionMode):
         return self.size(value, x.numel())
 
     def _to(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Record a conversion: statistics are always float64, and lists have the update's dtype."""
+        """Record a conversion. Statistics become float64, and lists get the dtype of the update."""
         with self.not_recording():
             out = func(*args, **kwargs)
         value = self.knows(args[0])
@@ -209,7 +209,7 @@ class OpRecorder(Operations, TorchFunctionMode):
         return self.record("list", out, write, [value, u], each=True)
 
     def _note_view(self, out: Tensor, args: Any) -> None:
-        """Record that a result shares the memory of an operand, so that it is written with it."""
+        """Record that a result shares memory with an operand, so that writes change both."""
         for x in args:
             value = self.knows(x) if isinstance(x, Tensor) else None
             if value is not None and x.numel() and out.data_ptr() == x.data_ptr():
@@ -224,7 +224,7 @@ class OpRecorder(Operations, TorchFunctionMode):
                 yield value
 
     def _call(self, name: str, args: Any, kwargs: Any) -> Write:
-        """Return how to write a call, with values in place of tensors and numbers."""
+        """Return the function that writes a call, with values in place of tensors and numbers."""
         operands = [self._as_value(x) for x in args]
         keywords = {key: self._as_value(x) for key, x in kwargs.items()}
         like = self.like  # the attribute may change before the call is written
@@ -239,7 +239,7 @@ class OpRecorder(Operations, TorchFunctionMode):
 
 
 def _is_whole_slice(x: Tensor, index: Any) -> bool:
-    """Return whether an index selects all of a vector."""
+    """Return whether an index selects every element of a vector."""
     sliced = isinstance(index, slice) and x.dim() > 0
     return sliced and index.indices(len(x)) == (0, len(x), 1)
 

@@ -1,4 +1,4 @@
-"""The operations of a step that are recorded so far, and the value of each tensor and number."""
+"""The recorded operations of a step, and the values that tensors and numbers represent."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Operations:
         super().__init__()
         self.ops: list[Op] = []
         self.known: dict[int, tuple[Any, Value]] = {}
-        """The tensors that represent a value, and the value, by the id of the tensor."""
+        """Each tensor that represents a value, together with the value, by the id of the tensor."""
         self.context = Context()
         self.link = ""
         self.paused = False
         self.joins = False
-        """Whether an elementwise rule uses the elements of all groups together."""
+        """Whether an elementwise rule, such as a percentile, reads the elements of all groups."""
         self.helpers = Helpers()
         self.live = LiveNumbers()
         self.functions = Functions(self.helpers)
@@ -38,14 +38,14 @@ class Operations:
         """The update as the current link receives it."""
 
     def knows(self, x: Any) -> Value | None:
-        """Return the value that a tensor or a number represents, if any."""
+        """Return the value that a tensor or a number represents, or None."""
         if isinstance(x, WrittenNumber):
             return x.value
         known = self.known.get(id(x)) if isinstance(x, Tensor) else None
         return None if known is None else known[1]
 
     def learn(self, tensor: Tensor, value: Value) -> Tensor:
-        """Store that a tensor represents a value, and return the tensor."""
+        """Record that a tensor represents a value, and return the tensor."""
         self.known[id(tensor)] = tensor, value
         return tensor
 
@@ -56,7 +56,7 @@ class Operations:
         out: Value | None = None,
         **kinds: Any,
     ) -> Value | None:
-        """Record an operation, and return the value that it computes.
+        """Record an operation, and return the value that the operation computes.
 
         Args:
             write: The function that writes the operation.
@@ -80,9 +80,10 @@ class Operations:
         return out
 
     def gathered(self, value: Value) -> Value:
-        """Return the lists of all groups as one.
+        """Return one list that joins the lists of all groups.
 
-        Lists of a mask and of state have no name after their loop, so they are listed first.
+        Lists of state and lists inside a mask have no name after their loop, so the loop first
+        makes a named list of their tensors.
         """
         of_state = value.op is not None and value.op.takes == "state"
         if self.context.flags is not None or of_state:
@@ -90,14 +91,14 @@ class Operations:
         return self._gathered(value)
 
     def _gathered(self, value: Value) -> Value:
-        """Return the lists of all groups as one, from lists with names."""
+        """Return one list that joins the lists of all groups. These lists must have names."""
         every = Value("list", hint=value.hint)
         write = lambda names: (names(value), ATOM)
         self.add(write, [value], every, joint=True, gathers=True, small=True)
         return every
 
     def _listed(self, value: Value) -> Value:
-        """Return a list of the same tensors, with a separate name."""
+        """Return a new list of the same tensors, which has its own name."""
         listed = Value("list", hint=value.hint, root=value)
         write = lambda names: (f"list({names(value)})", ATOM)
         always = value.op is None or value.op.repeats or value.op.always
@@ -105,7 +106,7 @@ class Operations:
         return listed
 
     def named(self, number: WrittenNumber, name: str) -> Value:
-        """Return a hyperparameter as a value with a line that gives it a name."""
+        """Record a line that assigns a hyperparameter to a name, and return the value."""
         value = Value("tensor", hint=name)
         write = lambda names: operand(number.value, names)
         self.add(write, [number.value], value, stays=True)
@@ -131,7 +132,7 @@ class Operations:
             self.paused = before
 
     def size(self, value: Value, count: int) -> Any:
-        """Return the number of elements of each tensor of a list."""
+        """Return the number of elements of each tensor in a list."""
         write = lambda names: (f"{names(value)}.numel()", ATOM)
         return self.live.number(count, Value("sizes"), write, (value,))
 
@@ -156,7 +157,7 @@ class Operations:
         args: list[Value],
         **kinds: Any,
     ) -> Tensor:
-        """Record an operation whose result a tensor represents, and return the tensor.
+        """Record an operation. A tensor represents its result, and is returned.
 
         Args:
             kind: The kind of the result; "tuple" is a list that is a tuple in Python.

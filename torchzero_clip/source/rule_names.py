@@ -1,4 +1,4 @@
-"""Copies of rules that report the names of their variables, so that values get these names."""
+"""Copies of rules that report their variable names. Values in the file get these names."""
 
 from __future__ import annotations
 import __future__
@@ -17,23 +17,23 @@ from torchzero_clip.source.symbols import SourceError
 
 T = TypeVar("T")
 REPORTER = "_naming"
-"""The variable of a copied function that has the `RuleNames`."""
+"""The variable through which a copied function reaches the `RuleNames` object."""
 NOT_RULES = ("torchzero_clip.core", "torchzero_clip.source", "torch.")
-"""Modules whose functions are not copied, because their variable names are not a rule's."""
+"""Modules whose functions are not copied, because they contain no rules."""
 
 
 def changed(x: T, **attributes: Any) -> T:
-    """Return a copy of an object, with other attributes."""
+    """Return a copy of an object whose attributes have the given values."""
     other = copy.copy(x)
     vars(other).update(attributes)
     return other
 
 
 class RuleNames:
-    """Copies rules, so that their assignments and loops report the names of variables.
+    """Copies rules. Assignments and loops in the copies report the names of variables.
 
     Args:
-        recorder: The recorder, which has the values of tensors and numbers.
+        recorder: The recorder, which knows the value of each tensor and number.
     """
 
     def __init__(self, recorder: OpRecorder) -> None:
@@ -41,7 +41,7 @@ class RuleNames:
         self._copies: dict[FunctionType, FunctionType] = {}
 
     def named(self, names: Any, x: Any) -> Any:
-        """Give the name to the value that x represents, and return x.
+        """Give a name to the value that x represents, and return x.
 
         Args:
             names: The name of the variable, or a tuple of names if x is unpacked.
@@ -62,7 +62,7 @@ class RuleNames:
         return (self.named(names, x) for x in items)
 
     def copy(self, rule: Description, **attributes: Any) -> Any:
-        """Return a copy of a rule, and of rules inside it, whose methods report names.
+        """Return a copy of a rule, with copies of inner rules. The copied methods report names.
 
         Args:
             rule: The rule.
@@ -81,14 +81,14 @@ class RuleNames:
         return reporting
 
     def reporting(self, function: FunctionType) -> FunctionType:
-        """Return a copy of a function that reports names, as do the functions that it calls."""
+        """Return a copy of a function. The copy, and all functions it calls, report names."""
         if function not in self._copies:
             self._copies[function] = function  # the function may call itself
             self._copies[function] = self._reporting(function)
         return self._copies[function]
 
     def _reporting(self, function: FunctionType) -> FunctionType:
-        """Return a copy of a function that reports names, or the function without its source."""
+        """Return a copy that reports names, or the function itself if its source is not known."""
         try:
             node = _Reporting().visit(node_of(function))
         except SourceError:  # the source of the function is not available
@@ -121,12 +121,12 @@ class RuleNames:
 
 
 def _is_of_rule(x: Any) -> bool:
-    """Return whether an object is a function of a rule, or of a module of rules."""
+    """Return whether an object is a method of a rule, or a function in a module with rules."""
     return isinstance(x, FunctionType) and not x.__module__.startswith(NOT_RULES)
 
 
 class _Reporting(ast.NodeTransformer):
-    """Adds calls that report the names of variables to assignments and loops."""
+    """Rewrites assignments and loops, so that they report the names of their variables."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         return self._report(node, "value", RuleNames.named, node.targets[-1])
@@ -138,7 +138,7 @@ class _Reporting(ast.NodeTransformer):
         return self._report(node, "iter", RuleNames.each_named, node.target)
 
     def _report(self, node: Any, field: str, method: Callable[..., Any], target: ast.expr) -> Any:
-        """Wrap an expression of a node in a call of a method of `RuleNames`."""
+        """Wrap an expression of a syntax tree node in a call of a `RuleNames` method."""
         self.generic_visit(node)
         function = ast.Attribute(ast.Name(REPORTER, ast.Load()), method.__name__, ast.Load())
         arguments = [ast.Constant(_names(target)), getattr(node, field)]

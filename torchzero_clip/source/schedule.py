@@ -1,4 +1,9 @@
-"""The schedule of a step: the operations that it needs, their loops, and which are inlined."""
+"""The schedule of a step: the needed operations, their loops, and the inlined values.
+
+Each operation gets a phase. An even phase runs once for all groups. An odd phase is a loop over the
+groups. An inlined value has no variable: its expression is written inside the operation that reads
+the value.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +29,11 @@ def needed(ops: Sequence[Op]) -> list[Op]:
 
 
 def rebound(ops: Sequence[Op], passed_on: Collection[Value]) -> list[Op]:
-    """Replace a copy and an operator in place by one operator out of place.
+    """Replace a copy and the in-place operator after it with one out-of-place operator.
 
-    `x.copy_(y)` followed by an in-place operator of x becomes `x = operator(y)`. A clone followed
-    by an in-place operator without other operands becomes the operator of the original. Lists that
-    later loops read stay the same lists.
+    `x.copy_(y)` followed by an in-place operator of x becomes `x = operator(y)`. If an in-place
+    operator without other operands follows `x = y.clone()`, both become `x = operator(y)`. A list
+    that a later loop reads remains the same list object.
     """
     rewritten: list[Op] = []
     roots = {op.out.root for op in ops if op.out is not None}
@@ -52,7 +57,7 @@ def rebound(ops: Sequence[Op], passed_on: Collection[Value]) -> list[Op]:
 
 
 def with_step_size(ops: list[Op]) -> list[Op]:
-    """Turn a last multiplication by a hyperparameter into the `alpha` of the last subtraction."""
+    """Turn the last multiplication by a hyperparameter into `alpha` of the last subtraction."""
     if len(ops) < 2 or not ops[-2].scales or ops[-2].args[0] is not ops[-1].args[1]:
         return ops
     factor = ops[-2].args[1]
@@ -68,7 +73,7 @@ def with_step_size(ops: list[Op]) -> list[Op]:
 
 
 def _of_original(clone: Op, op: Op) -> Op:
-    """Return the operator of y, for x = y.clone() and an in-place operator of x."""
+    """Return x = operator(y), given x = y.clone() and an in-place operator on x."""
     x = clone.out
     y = clone.args[0]
 
@@ -83,7 +88,7 @@ def _of_original(clone: Op, op: Op) -> Op:
 
 
 def _assigned(op: Op, x: Value, y: Value) -> Op:
-    """Return the statement x = operator(y), for x.copy_(y) and an in-place operator of x."""
+    """Return x = operator(y), given x.copy_(y) and an in-place operator on x."""
 
     def write(names: Names) -> tuple[str, int]:
         text, precedence = op.write(lambda value: names(y) if value is x else names(value))
@@ -109,7 +114,7 @@ def depends(ops: Sequence[Op]) -> list[set[int]]:
 
 
 def phases(ops: Sequence[Op]) -> None:
-    """Set the phase of each operation: even phases are for all groups, odd phases are loops."""
+    """Set the phase of each operation: even for all groups together, odd in a loop."""
     before = depends(ops)
     last = 1
     for i, op in enumerate(ops):
@@ -140,12 +145,12 @@ def phases(ops: Sequence[Op]) -> None:
 
 
 def _gap(op: Op, other: Op) -> int:
-    """Return the least difference between the phases of an operation and one that depends on it."""
+    """Return by how many phases an operation must come after an operation that it depends on."""
     return 0 if op.joint == other.joint else 1
 
 
 def uses(ops: Iterable[Op]) -> dict[Value, list[Op]]:
-    """Return the operations that read each value."""
+    """Return, for each value, the operations that read it."""
     readers: dict[Value, list[Op]] = {}
     for op in ops:
         for value in op.operands():
@@ -154,7 +159,7 @@ def uses(ops: Iterable[Op]) -> dict[Value, list[Op]]:
 
 
 def crossing(ops: Sequence[Op]) -> Iterator[Value]:
-    """Yield the values of groups that a later phase reads."""
+    """Yield the values of single groups that a later phase reads."""
     readers = uses(ops)
     for op in ops:
         if op.out is None or op.joint:
@@ -164,10 +169,10 @@ def crossing(ops: Sequence[Op]) -> Iterator[Value]:
 
 
 def inlined(ops: Sequence[Op]) -> set[Value]:
-    """Return the values that are written where they are used.
+    """Return the values that are inlined.
 
-    Such a value is used once, and no operation between its definition and its use changes what it
-    reads.
+    Only one operation reads such a value. No operation between the definition of the value and this
+    read changes the operands of the value.
     """
     readers = uses(ops)
     index = {op: i for i, op in enumerate(ops)}
@@ -195,5 +200,5 @@ def inlined(ops: Sequence[Op]) -> set[Value]:
 
 
 def _is_constant(op: Op) -> bool:
-    """Return whether an operation reads only tensors and numbers that do not change."""
+    """Return whether an operation reads only tensors and numbers, and is not `lasting`."""
     return not op.lasting and all(value.kind in ("tensor", "number") for value in op.args)

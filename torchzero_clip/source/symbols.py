@@ -1,4 +1,4 @@
-"""Values and operations: the results that the lines of a file compute, and how they are written."""
+"""Values and operations. A value is a result in the file, and an operation computes values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind = Literal["list", "tensor", "number", "sizes"]
 Names = Callable[["Value"], str]
 """A function that returns the text of an operand."""
 Write = Callable[[Names], tuple[str, int]]
-"""A function that returns the text of an operation, and the precedence of its operator."""
+"""A function that returns the text of an operation, and the precedence of the operator."""
 ATOM, UNARY, PRODUCT, SUM, SHIFT, AND, OR, COMPARE = range(16, 0, -2)
 """Precedences of Python's operators: a higher number binds more tightly."""
 BINARY = {
@@ -38,21 +38,21 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 class Raw(str):
-    """Text that is written without quotes."""
+    """A string that is written into the file without quotes."""
 
 
 class SourceError(ValueError):
-    """The error that a chain cannot be written as a file of plain torch."""
+    """The error for a chain that cannot be written as a file that imports only torch."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """The parameters of a group that a list covers: all parameters, or the selection of a mask.
+    """A context: the parameters of a group that a list covers, either all or those of a mask.
 
     Args:
-        path: A text that distinguishes the contexts of a step.
+        path: A text that is different for each context of a step.
         flags: The flags of the mask, or None for all parameters.
-        outer: The context around the mask.
+        outer: The context outside of the mask, or None.
     """
 
     path: str = ""
@@ -66,14 +66,14 @@ class Value:
 
     Args:
         kind: The kind of result. "sizes" are numbers, one for each parameter.
-        joint: Whether there is one value for all groups instead of one for each group.
+        joint: Whether there is one value for all groups, instead of one value for each group.
         context: The parameters that the value covers.
         hint: The name that the value has in the rule.
-        root: The value with which it shares memory.
-        op: The operation that computes it.
+        root: The value with which this value shares memory.
+        op: The operation that computes the value.
         elements: The Python type of a list: "list" or "tuple".
-        live: The key in a group, if the value is a hyperparameter, and the index in a tuple.
-        name: The name in the file, once it is chosen.
+        live: For a hyperparameter, the key in the group, and the index if the key holds a tuple.
+        name: The name in the file, after `ValueNames` has chosen it.
     """
 
     kind: Kind
@@ -88,12 +88,12 @@ class Value:
 
     @property
     def memory(self) -> Value:
-        """The value that owns the memory, which may be this value."""
+        """The value that owns the memory. It may be this value itself."""
         return self if self.root is None else self.root.memory
 
     @property
     def numeric(self) -> bool:
-        """Whether the value is an expression of numbers, which has no line of its own."""
+        """Whether the value is an expression of numbers. Such a value has no line of its own."""
         return self.kind in ("number", "sizes")
 
 
@@ -102,14 +102,14 @@ class Op:
     """An operation of a step.
 
     Args:
-        write: The expression or the statement, and the precedence of its operator.
-        args: The values that it reads.
-        out: The value that it computes, if any.
-        writes: The values that it changes in place.
-        each: Whether it is written for one parameter at a time.
-        effect: Whether it is a statement with an effect.
+        write: The function that returns the text of the operation.
+        args: The values that the operation reads.
+        out: The value that the operation computes, or None.
+        writes: The values that the operation changes in place.
+        each: Whether its text is about one parameter, and the file runs it for each parameter.
+        effect: Whether the operation has a side effect.
         repeats: Whether every loop that needs the value computes it again.
-        foreach: Whether it is a call of a function that takes lists, `torch._foreach_*`.
+        foreach: Whether it is a call of a list function, `torch._foreach_*`.
         gathers: Whether it concatenates the lists of all groups.
         copies: Whether it copies one list into another.
         clones: Whether it returns a copy of a list.
@@ -118,14 +118,14 @@ class Op:
         scales: Whether it multiplies a list by a hyperparameter.
         lasting: Whether its result outlives the step.
         stays: Whether it always has a line of its own.
-        small: Whether it may be inlined although the rule gives its result a name.
+        small: Whether its result may be inlined even if the rule gives the result a name.
         always: Whether it runs even if a mask selects no parameter.
-        takes: The input that it reads from the parameters of its context: "params", "grads",
-            "state", "layer" or "flags"; empty for other operations.
+        takes: The kind of input that it reads from the parameters of its context: "params",
+            "grads", "state", "layer" or "flags". It is empty if the operation reads no input.
         joint: Whether it runs once for all groups.
-        context: The parameters that it covers.
-        link: The path of the link that asked for it.
-        phase: The number of its loop, which `schedule.phases` sets.
+        context: The parameters that the operation covers.
+        link: The path of the link that recorded the operation.
+        phase: The phase of the operation. `schedule.phases` sets it.
     """
 
     write: Write
@@ -154,11 +154,11 @@ class Op:
 
     @property
     def reads(self) -> list[Value]:
-        """The values whose memory it reads, including operands of expressions of numbers."""
+        """The values whose memory is read, including the operands of expressions of numbers."""
         return [value.memory for value in self.operands()]
 
     def operands(self) -> Iterator[Value]:
-        """Yield the values that it reads, and for an expression of numbers the values in it."""
+        """Yield the values that the operation reads, including values in expressions of numbers."""
         for value in self.args:
             if value.numeric and value.op is not None:
                 yield from value.op.operands()
@@ -190,7 +190,7 @@ def binary(symbol: str, left: Any, right: Any, names: Names) -> tuple[str, int]:
 
 
 def simple(*texts: str) -> bool:
-    """Return whether formatters write a power of these texts without spaces."""
+    """Return whether formatters write `**` between these operands without spaces."""
     return all(text.replace("_", "").replace(".", "").isalnum() for text in texts)
 
 
@@ -221,7 +221,7 @@ def precedence_of(text: str) -> int:
 
 
 def constant(x: Any, names: Names) -> str:
-    """Return the text of a constant, or of a list, tuple or slice with values in it."""
+    """Return the text of a constant, or of a list, tuple or slice that contains values."""
     if isinstance(x, Raw):
         return str(x)
     if isinstance(x, (list, tuple)):
@@ -246,13 +246,13 @@ def constant(x: Any, names: Names) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a string literal as formatters write it, with double quotes if possible."""
+    """Return a string literal in the style of formatters, with double quotes if possible."""
     shown = repr(text)
     return f'"{shown[1:-1]}"' if shown[0] == "'" and '"' not in text else shown
 
 
 def call(name: str, args: Sequence[Any], kwargs: dict[str, Any], names: Names) -> tuple[str, int]:
-    """Return the text of a call, and its precedence."""
+    """Return the text of a function call, and the precedence of a call."""
     arguments = [operand(x, names)[0] for x in args]
     arguments += [f"{key}={operand(x, names)[0]}" for key, x in kwargs.items()]
     return f"{name}({', '.join(arguments)})", ATOM

@@ -15,13 +15,15 @@ TAKEN |= {"rows_", "rows__", *dir(builtins)}
 
 
 class ValueNames:
-    """The names of values: the rules' own variable names, which are reused once they are free.
+    """The names of values. They are the variable names of the rules.
+
+    Several values can have the same name one after another.
 
     Args:
         ops: The operations of the step, in order.
-        inline: The values that are written where they are used, and have no name.
+        inline: The values that are inlined and have no name.
         crossing: The values that later loops over the groups read.
-        taken: More names that mean something else.
+        taken: Other names that a value must not have.
     """
 
     def __init__(
@@ -41,12 +43,12 @@ class ValueNames:
         self.phase = 0
         """The phase of the line that is being written."""
         self.at = 0
-        """The index of the operation of this line."""
+        """The index of the operation that is being written."""
         self._last_value: dict[str, Value] = {}
-        """The value that had each name last."""
+        """For each name, the last value that had the name."""
 
     def of(self, value: Value, fresh: bool = False) -> str:
-        """Return the name of a value; a fresh name was never used before."""
+        """Return the name of a value. If `fresh` is true, no earlier value had this name."""
         if value.name:
             return value.name
         base = value.hint or ("n" if value.kind == "tensor" else "xs")
@@ -65,11 +67,11 @@ class ValueNames:
         return name
 
     def spare(self, base: str) -> str:
-        """Return a name for a number that only the next line reads."""
+        """Return an unused name for a number that only the next line reads."""
         return base if base not in self._last_value else self.spare(f"{base}_")
 
     def _free(self, name: str, kind: str, each: bool) -> bool:
-        """Return whether a new value can have the name, because its last value is not needed."""
+        """Return whether a new value can have a name, because no later line reads the old value."""
         if name in self.taken:
             return False
         last = self._last_value.get(name)

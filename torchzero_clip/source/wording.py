@@ -1,4 +1,4 @@
-"""The text of a torch call: as an operator, a method or a function."""
+"""The text of a torch call, written as an operator, a method or a function."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PREFIXES = {"__neg__": "-", "neg": "-", "__invert__": "~"}
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a torch function, with its module or class."""
+    """Return the name of a torch function, with the module or class in front."""
     name = resolve_name(function) or getattr(function, "__name__", repr(function))
     if name.startswith("torch."):
         return name
@@ -36,13 +36,13 @@ def name_of(function: Any) -> str:
 def called(
     name: str, args: list[Any], kwargs: dict[str, Any], like: Value | None, names: Names
 ) -> tuple[str, int]:
-    """Return the text of a call: as an operator or a method if it is one.
+    """Return the text of a call, written as an operator or a method if possible.
 
     Args:
         name: The name of the torch function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        like: The value on whose device constants are created.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        like: The value whose device new constants get.
         names: The names of values.
     """
     base = name.rpartition(".")[2]
@@ -77,7 +77,7 @@ def called(
 def _numbers(
     base: str, args: list[Any], kwargs: dict[str, Any], names: Names
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments, with numbers passed so that torch also accepts a 0-dim tensor."""
+    """Return the arguments in a form in which torch accepts 0-dim tensors in place of numbers."""
     last = args[3] if base.startswith("_foreach_addc") and len(args) == 4 else None
     if isinstance(last, (int, float)) or (isinstance(last, Value) and last.numeric):
         return args[:3], {"value": last, **kwargs}
@@ -93,12 +93,12 @@ def wrapped(x: Any, names: Names) -> str:
 
 
 def method(x: Value, name: str) -> Write:
-    """Return how to write a method call without arguments."""
+    """Return the function that writes a method call without arguments."""
     return lambda names: (f"{wrapped(x, names)}.{name}()", ATOM)
 
 
 def part(write: Write, suffix: str) -> Write:
-    """Return how to write a part of a result, such as `[0]` or `.values`."""
+    """Return the function that writes a part of a result, such as `[0]` or `.values`."""
 
     def written(names: Names) -> tuple[str, int]:
         text, precedence = write(names)
@@ -108,5 +108,5 @@ def part(write: Write, suffix: str) -> Write:
 
 
 def repeated(value: Value, over: Value) -> Write:
-    """Return how to write a list that repeats one tensor for every parameter."""
+    """Return the function that writes a list with the same tensor for every parameter."""
     return lambda names: (f"[{names(value)}] * len({names(over)})", PRODUCT)

@@ -1,8 +1,9 @@
-"""Norms and means of the update, as lines of a file.
+"""Norms and means of the update, written as lines of a file.
 
-The norms of tensors and of layers are vectors, with an element for each tensor of a group or for
-each layer. The norm of a group or of the model is a 0-dim tensor. The norms of slices are a list,
-with a tensor for each parameter whose dims are kept.
+The norms of tensors are a vector with one element for each tensor of a group. The norms of layers
+are a vector with one element for each layer. The norm of a group or of the model is a 0-dim tensor.
+The norms of slices are a list with one tensor for each parameter. This tensor has as many dims as
+the parameter.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class WrittenNorms(Cells):
 
     Args:
         recorder: The recorder of operations.
-        rule: The rule that asks for norms.
+        rule: The rule that requests norms.
         order: The norm.
         buckets: The bucket.
     """
@@ -55,7 +56,7 @@ class WrittenNorms(Cells):
     # ------------------------------------------------------------------ norms and means
 
     def norm(self, name: str | None = None) -> Tensor:
-        """Write the norms of the update, or of a state tensor by its name."""
+        """Write the norms of the update, or of the state with a name."""
         if name is None:
             return self._norm(self.buckets[0].u, "norm")
         return self._norm(self.buckets[0].state[name], f"{name}_norm")
@@ -79,7 +80,7 @@ class WrittenNorms(Cells):
         return self._by_helper(helpers.mean(), u, "mean")
 
     def _norm(self, u: TensorList, hint: str) -> Tensor:
-        """Write the norms of a list, by torch's functions if they are enough, or by a helper."""
+        """Write the norms of a list with functions of torch, or with a helper if torch has none."""
         m = self.order
         helpers = self.recorder.helpers
         if self.sliced:
@@ -94,7 +95,7 @@ class WrittenNorms(Cells):
         return self._by_helper(helpers.norm(m), u, hint)
 
     def _joined(self, u: TensorList, hint: str) -> Tensor:
-        """Write the norm of all tensors of a list together, from the norms of the tensors."""
+        """Write the joint norm of all tensors in a list, computed from the norm of each tensor."""
         value = self.value(u)
         p = f"{self.order.p:g}"
         over = self.every(value) if self.joint else value
@@ -107,7 +108,7 @@ class WrittenNorms(Cells):
         )
 
     def _by_helper(self, helper: str, u: TensorList, hint: str) -> Tensor:
-        """Write the result of a helper for each unit, which is a list of tensors."""
+        """Write the call of a helper for each unit. The argument of a call is a list of tensors."""
         value = self.value(u)
         if self.scope == "tensor":
             each: Text = lambda n: f"torch.stack([{helper}([x]) for x in {n(value)}])"
@@ -127,7 +128,7 @@ class WrittenNorms(Cells):
         return self._written(hint, [over], text, shape, joint=self.joint)
 
     def _of_slices(self, helper: str, hint: str, u: TensorList) -> Tensor:
-        """Write the result of a helper for the slices of each tensor."""
+        """Write the call of a helper that returns one result for each slice of a tensor."""
         value = self.value(u)
         write: Text = lambda n: f"{helper}({n(value)})"
         return self._written(hint, [value], write, (1, 1), "list", each=True)
@@ -141,13 +142,13 @@ class WrittenNorms(Cells):
         kind: Kind = "tensor",
         **kinds: Any,
     ) -> Tensor:
-        """Record a call, and return a tensor of a shape that represents its result.
+        """Record a call, and return a tensor that represents the result of the call.
 
         Args:
             hint: The name of the result in the rule.
             args: The values that the call reads.
             text: The function that writes the call.
-            shape: The shape of the tensor.
+            shape: The shape of the returned tensor.
             kind: The kind of the result.
             **kinds: Other attributes of `Op`.
         """
@@ -163,7 +164,7 @@ class WrittenNorms(Cells):
         return self.value_of(u.tensors[0])
 
     def every(self, value: Value) -> Value:
-        """Return the lists of all groups as one."""
+        """Return one list that joins the lists of all groups."""
         return self.recorder.gathered(value)
 
     def value_of(self, x: Tensor) -> Value:
@@ -188,7 +189,7 @@ class WrittenNorms(Cells):
         return self._known["params"]
 
     def index(self) -> Value:
-        """Return the number of each layer, by its name."""
+        """Return a dict from the name of each layer to its index."""
         if "index" not in self._known:
             every = self.layers()
             index = Value("tensor", hint="index")

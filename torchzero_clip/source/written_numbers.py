@@ -1,4 +1,7 @@
-"""Numbers that record how they were computed: hyperparameters, and sizes of tensors."""
+"""Written numbers: Python numbers that record the expression that computed them.
+
+Hyperparameters and the sizes of tensors are written numbers.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,16 @@ from torchzero_clip.source.symbols import (
 )
 
 Notice = Callable[[str, Any, Any, bool], None]
-"""A function that is called with a comparison: its symbol, both sides, and whether it holds."""
+"""A function that receives a comparison: the symbol, both sides, and whether it is true."""
 
 
 class WrittenNumber:
-    """The base of written floats and written ints: numbers with an expression.
+    """The base class of written floats and written ints, which are numbers with an expression.
 
     Attributes:
         value: The expression.
-        notice: A function that is called if a rule compares the number, because the text of the
-            file depends on the result.
+        notice: A function that receives each comparison of the number, because the text of the file
+            depends on the result.
     """
 
     value: Value
@@ -44,11 +47,11 @@ class WrittenNumber:
 
 
 class WrittenFloat(WrittenNumber, float):
-    """A hyperparameter that is a float, or the result of arithmetic with one."""
+    """A hyperparameter that is a float, or a float computed from written numbers."""
 
 
 class WrittenInt(WrittenNumber, int):
-    """A hyperparameter that is an int, the size of a tensor, or the result of arithmetic."""
+    """A hyperparameter that is an int, the size of a tensor, or an int computed from these."""
 
 
 HOST = [f"__{name}__" for name in ("float", "int", "index", "round", "floor", "ceil", "trunc")]
@@ -58,7 +61,7 @@ HOST += ["__abs__", "__pos__", "is_integer"]
 
 
 def _refuse(self: WrittenNumber, *_: Any) -> Any:
-    """Raise the error that a rule reads the number itself."""
+    """Raise the error for a rule that reads the plain number."""
     raise SourceError("it reads a hyperparameter as a number on the host")
 
 
@@ -70,7 +73,7 @@ def plain(x: Any) -> Any:
 
 
 def written(number: Any, value: Value, notice: Notice) -> Any:
-    """Return a number with an expression."""
+    """Return a written number: the number together with its expression."""
     kind = WrittenInt if isinstance(number, int) else WrittenFloat
     with_expression: Any = kind(number)
     with_expression.value = value
@@ -79,7 +82,7 @@ def written(number: Any, value: Value, notice: Notice) -> Any:
 
 
 def expression(args: list[Any], write: Write) -> Value:
-    """Return a value for an expression of numbers."""
+    """Return the value that represents an expression of numbers."""
     values = [x.value for x in args if isinstance(x, WrittenNumber)]
     sizes = any(value.kind == "sizes" for value in values)
     joint = all(value.joint for value in values)
@@ -89,12 +92,12 @@ def expression(args: list[Any], write: Write) -> Value:
 
 
 def _operand(x: Any) -> Any:
-    """Return the expression of a written number; other numbers are returned as they are."""
+    """Return the expression of a written number. Other numbers are returned unchanged."""
     return x.value if isinstance(x, WrittenNumber) else x
 
 
 def _arithmetic(symbol: str, reflected: bool) -> Any:
-    """Return the method for an arithmetic operator; `reflected` if the number is on the right."""
+    """Return the method for an arithmetic operator. `reflected` means a method like `__radd__`."""
     function = getattr(operator, symbol)
 
     def method(self: WrittenNumber, other: Any) -> Any:
@@ -114,7 +117,7 @@ def _arithmetic(symbol: str, reflected: bool) -> Any:
 
 
 def _comparison(symbol: str) -> Any:
-    """Return the method for a comparison, which is reported to `notice`."""
+    """Return the method for a comparison operator. The method reports the result to `notice`."""
     function = getattr(operator, symbol)
 
     def method(self: WrittenNumber, other: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Replacements for functions of the core that read tensors, which record lines of a file."""
+"""Replacements for functions of the core that read tensors. They record lines of a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _statistics(recorder: OpRecorder, tensors: Sequence[Tensor], m: norms.Measur
 
 
 def _percentile(recorder: OpRecorder, tensors: Sequence[Tensor], p: Any) -> Tensor:
-    """Record a percentile of the magnitudes: of each tensor, or of all groups together."""
+    """Record a percentile of absolute values, either per tensor or over all groups together."""
     value = recorder.knows(tensors[0])
     assert value is not None
     live = recorder.knows(p)
@@ -64,28 +64,28 @@ OPERATORS: dict[Any, Callable[..., Any]] = {
     norms.eps_of: _eps,
     norms.readable: _never_readable,
 }
-"""The replacement of each function."""
+"""For each replaced function, its replacement."""
 
 
 class NoNames(list[Any]):
     """A list of parameter names that raises an error if a rule reads it."""
 
     def _refuse(self, *_: Any) -> Any:
-        """Raise the error that a rule reads names."""
+        """Raise the error for a rule that reads names."""
         raise SourceError("it asks for the name of every parameter in every step")
 
     __getitem__ = __iter__ = _refuse
 
 
 class NoCounts(dict[str, Any]):
-    """The scalars that a group stores; a file supports only the scalars of `init_group`."""
+    """The scalars that a group stores. A file supports only the scalars of `init_group`."""
 
     def get(self, key: Any, *_: Any) -> Any:
         """Return a scalar of the group, or raise an error for a scalar of the whole model."""
         return dict.__getitem__(self, key) if key in self else self._refuse()
 
     def _refuse(self, *_: Any) -> Any:
-        """Raise the error that a rule stores scalars of the whole model."""
+        """Raise the error for a rule that stores scalars of the whole model."""
         raise SourceError("it counts steps, or keeps other numbers of the model")
 
     __getitem__ = __setitem__ = setdefault = _refuse
@@ -95,5 +95,5 @@ class _Sums(list[Tensor]):
     """A table of statistics with one row."""
 
     def to(self, *_: Any) -> _Sums:
-        """Return the table, whose dtype and device do not matter."""
+        """Return the same table, because dtype and device do not matter in a recording."""
         return self

@@ -1,4 +1,4 @@
-"""One step of a chain, run on a stand-in for all parameters and recorded as operations."""
+"""One step of a chain, recorded as operations. It runs on a stand-in for all parameters."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from torchzero_clip.source.symbols import ATOM, Context, Op, SourceError, Value
 from torchzero_clip.source.written_operators import OPERATORS, NoCounts, NoNames
 
 STAND_INS = (((2, 3), 0.5), ((4, 5), 0.75))
-"""The shape and the elements of stand-ins; the file must be the same for each stand-in."""
+"""The shape and the elements of two stand-ins. Both must lead to the same file."""
 ENGINE = Eager(fuses=False, keeps=False)
 
 
 class WrittenStep:
-    """A step of some links, as operations.
+    """A step of some links, which is recorded as operations.
 
     Args:
         links: The links of an optimizer.
@@ -56,7 +56,7 @@ class WrittenStep:
         self.state = WrittenState(self.recorder)
 
     def run(self) -> list[Op]:
-        """Return the operations of the step."""
+        """Run the step, and return the recorded operations."""
         with self.recorder:
             bucket = self._bucket(Context(), None)
             for link in self.links:
@@ -82,7 +82,7 @@ class WrittenStep:
 
         Args:
             context: The context.
-            outer: The bucket outside of the mask, or None for all parameters.
+            outer: The bucket outside of the mask. None if the context has all parameters.
         """
         recorder = self.recorder
         with without_torch_function(), recorder.not_recording():
@@ -118,7 +118,7 @@ class WrittenStep:
         return changed(bucket, update=update, origin=outer.origin)
 
     def _input(self, tensor: Tensor, takes: str) -> Value:
-        """Record an input of every loop, which a tensor represents."""
+        """Record an input that every loop can read, and the tensor that represents it."""
         value = Value("list", hint=takes)
         write = lambda n: ("", ATOM)
         self.recorder.add(write, [], value, repeats=True, joint=False, takes=takes)
@@ -128,7 +128,7 @@ class WrittenStep:
     # ------------------------------------------------------------------ links
 
     def _send(self, link: Link, bucket: Bucket) -> Bucket:
-        """Run a link on a bucket, and return the bucket after it."""
+        """Run a link on a bucket, and return the bucket that the link returns."""
         rule = link.transform
         if isinstance(rule, Chain):
             for child in link.children:
@@ -175,7 +175,7 @@ class WrittenStep:
                 raise SourceError(f"{inner.path} inside it uses elements of all parameters")
 
     def _shrunk(self, bucket: Bucket) -> Bucket:
-        """Write the step of `QKClip`, for which the file calls a function of the user."""
+        """Write the step of `QKClip`. In the file, this step calls a function of the user."""
         recorder = self.recorder
         params, u = self._values(bucket)
         heads = Value("list", hint="heads")
@@ -202,7 +202,7 @@ class WrittenStep:
         self.recorder.add(write, [params, grads], writes=[params], effect=True, foreach=True)
 
     def _with_units(self, link: Link) -> Link:
-        """Return the link with a copy of its rule whose units write lines of the file."""
+        """Return the link with a copy of its rule. The units of this copy write the file."""
         rule = link.transform
         attributes: dict[str, Any] = {}
         if isinstance(rule, NormRule):
@@ -215,13 +215,13 @@ class WrittenStep:
         return changed(link, acts=copied, transform=copied, children=children)
 
     def _inside(self, link: Link, children: Sequence[Link], bucket: Bucket, text: str) -> Bucket:
-        """Run links on the parameters that a mask selects, and return the bucket after them.
+        """Run links on the parameters that a mask selects, and return the bucket after the links.
 
         Args:
             link: The link of the mask.
-            children: The links inside it.
+            children: The links inside the mask.
             bucket: The bucket before the mask.
-            text: The expression for the flags.
+            text: The expression for the flags of the mask.
         """
         recorder = self.recorder
         outer = recorder.context

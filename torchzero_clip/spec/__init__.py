@@ -1,13 +1,14 @@
-"""The rules as pure functions of plain numbers: the definition that the kernels are tested against.
+"""The rules as pure functions of plain numbers. The kernels are tested against these functions.
 
 A rule receives one unit: the elements `xs` of a tensor, a slice, a layer, a group or a whole model.
 Some rules receive only the norm `n` of a unit. Rules with elementwise state receive one element
-`x`. A rule with state is one step, `(input, state) -> (output, new state)`. The type of the state
-without arguments is the state before the first step, and `run` applies the step to many inputs.
+`x`. A rule with state is one step, `(input, state) -> (output, new state)`. The state before the
+first step is the state type called without arguments. The function `run` applies the step to many
+inputs.
 
 Numbers are int, float, Fraction or Decimal. Fractions stay exact unless a root is computed.
 Decimals need Decimal hyperparameters. NaN and inf are floats. The functions do not check their
-arguments; the classes check theirs. All functions follow four conventions:
+arguments. The classes of rules check theirs. All functions follow four conventions:
 
 * If nothing has to be clipped, a rule returns the numbers themselves.
 * A unit that is empty, or whose norm is zero, is not changed.

@@ -1,4 +1,4 @@
-"""Arithmetic that several rules share, and the tolerance within which numbers are equal."""
+"""Arithmetic that several rules share, and the tolerance for comparing numbers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 from torchzero_clip.spec.plain_numbers import Order, Real, Vector, finite
 
 TIE = 2**-20
-"""Norms are equal if their relative difference is at most this: float32 is not more precise."""
+"""The relative difference up to which norms count as equal. float32 is not more precise."""
 
 
 def rescaled(xs: Vector, have: Real, want: Real, ord: Order = 2) -> list[Real]:
-    """Return u / have · want, whose measure is `want`.
+    """Return u / have · want. The norm of the result is `want`.
 
     A variance grows with the square of u, so for "var" the factor is the root of want / have.
     """
@@ -24,7 +24,7 @@ def rescaled(xs: Vector, have: Real, want: Real, ord: Order = 2) -> list[Real]:
 def limited(n: Real, limit: Real) -> Real:
     """Return min(n, limit), the norm after clipping.
 
-    If the norm is not finite and the limit is, the result is NaN.
+    If the limit is finite but the norm is not, the result is NaN.
     """
     if not finite(n):
         return n if limit == math.inf else math.nan
@@ -32,7 +32,7 @@ def limited(n: Real, limit: Real) -> Real:
 
 
 def blend(old: Real, new: Real, beta: Real) -> Real:
-    """Return β·old + (1 − β)·new, computed so that equal numbers give exactly that number."""
+    """Return β·old + (1 − β)·new. If old equals new, the result is exactly this number."""
     return old + (1 - beta) * (new - old)
 
 
@@ -43,5 +43,5 @@ def deviation(x: Real, mean: Real) -> Real:
 
 
 def is_below(x: Real, y: Real) -> bool:
-    """Return whether x < y and they differ by more than rounding; exact for any kind of number."""
+    """Return whether x < y by more than rounding. The result is exact for any kind of number."""
     return x * 2**20 < y * (2**20 - 1)

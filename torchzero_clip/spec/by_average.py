@@ -12,7 +12,7 @@ from torchzero_clip.spec.without_state import clip_by, clip_value, normalize
 
 
 class Average(NamedTuple):
-    """The average m, with one element per element of u, and its last norm e that was not zero."""
+    """The average m, which has the shape of u, and the last nonzero norm e of m."""
 
     mean: tuple[Real, ...] = ()
     norm: Real = 0
@@ -30,9 +30,9 @@ def clip_norm_by_ema(
 ) -> tuple[list[Real], Average]:
     """Compute m ← βm + (1 − β)u; u · min(1, max(e, eps) / n), with e = ‖m‖ and n = ‖u‖.
 
-    If e exceeds max_ema_growth times the last e that was not zero, m is scaled down so that e
-    equals this bound. None means no bound. m starts at 0, or at the first u for "update". If u is
-    not finite, the limit is the last e that was not zero, and the state does not change.
+    If e exceeds max_ema_growth times the last nonzero e, m is scaled down so that e equals this
+    bound. max_ema_growth=None means no bound. m starts at 0, or at the first u for "update". If u
+    is not finite, the limit is the last nonzero e, and the state does not change.
     """
     if not all(map(finite, xs)):
         return rule(xs, max(state.norm, eps), ord), state
@@ -62,8 +62,9 @@ def clip_value_by_ema(
 ) -> tuple[list[Real], tuple[Real, ...]]:
     """Compute m ← βm + (1 − β)|u| elementwise; clamp u to ±m, or to ±|ema_tfm(m)|.
 
-    m starts at 0. For "update" it starts at the first finite |u| of the element, and is inf until
-    then. An element that is not finite does not change its m, and ±inf is clamped to ±m.
+    m starts at 0. With ema_init="update", an element of m starts at the first finite |u| of this
+    element, and is inf before. If an element of u is not finite, the same element of m does not
+    change. ±inf is clamped to ±m.
     """
     start = math.inf if ema_init == "update" else 0
     mean = []

@@ -11,7 +11,7 @@ from torchzero_clip.spec.without_state import clip_value
 
 
 class Growth(NamedTuple):
-    """The previous norm p, which is inf until a norm was not zero."""
+    """The previous norm p. It is inf before the first nonzero norm."""
 
     previous: Real = math.inf
 
@@ -19,7 +19,7 @@ class Growth(NamedTuple):
 def growth_limit(state: Growth, add: Real = None, mul: Real = 1.5, min_value: Real = 1e-4) -> Real:
     """Return L = min(p + add, max(p, min_value) · mul).
 
-    A term whose argument is None is skipped. Before there is a p, L is inf.
+    If `add` or `mul` is None, its term is skipped. Before the first nonzero norm, L is inf.
     """
     p = state.previous
     if p == math.inf:
@@ -57,7 +57,7 @@ def clip_value_growth(
     min_value: Real = 1e-4,
     max_decay: Real = 2,
 ) -> tuple[Real, Growth]:
-    """Apply clip_norm_growth to |x| and keep the sign of x, which is one element.
+    """Apply clip_norm_growth to |x|, where x is one element, and keep the sign of x.
 
     ±inf is clamped to the limit.
     """

@@ -1,7 +1,7 @@
 """Rules whose limit comes from averages of past norms.
 
-The limit depends on past norms only. After clipping, the rule observes the current norm. While the
-mean or the variance is zero, there is no limit.
+The limit depends on past norms only. After clipping, the rule observes the current norm. As long as
+the mean or the variance is zero, there is no limit.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ CLIPPINGS: dict[str, Callable[[Real, Real], Real]] = {
     "mean": lambda z, t: 0,
     "reciprocal": lambda z, t: t * t / z,
 }
-"""f(z, t), by name: the score to which a score z above the threshold t is clipped."""
+"""The functions f(z, t), by name. A score z above the threshold t is clipped to f(z, t)."""
 
 
 class WarmUp(NamedTuple):
-    """The norms collected so far, before clipping."""
+    """The norms that the warm-up has collected so far. They are norms before clipping."""
 
     seen: tuple[Real, ...] = ()
 
@@ -120,9 +120,9 @@ def z_clip(
 
     The modes "adaptive", "mean" and "percentile" limit a spike to μ + t²·√v/z, μ and μ + t·√v.
 
-    max_norm bounds the output but not the observed norm, because otherwise it would pull μ down to
-    itself. With skip_on_spike a norm that would be clipped becomes 0; the observed norm is the
-    same.
+    max_norm bounds the output but not the observed norm. Otherwise max_norm would pull μ down to
+    max_norm. With skip_on_spike, a norm above the limit becomes 0. The rule still observes the same
+    norm.
     """
     clipping = {"adaptive": "reciprocal", "mean": "mean", "percentile": "max"}[mode]
     limit = z_limit(n, state, z_thresh, clipping, 1e-6)
@@ -157,7 +157,7 @@ def ema_ratio(
 
 
 class Powers(NamedTuple):
-    """The EMA of x, which is None before the first x, and the EMA of x²."""
+    """The EMA of x and the EMA of x². The EMA of x is None before the first x."""
 
     mean: Real = None
     square: Real = 0
@@ -175,7 +175,7 @@ def z_score_clip(
 ) -> tuple[Real, Powers]:
     """Return min(n, z_score_threshold); then the EMAs of x and x² observe n, from the first n on.
 
-    While all norms have been equal, the variance is zero and there is no limit.
+    As long as all norms are equal, the variance is zero and there is no limit.
     """
     spread = 0 if state.mean is None else state.square - state.mean**2
     limit = math.inf
@@ -190,7 +190,7 @@ def z_score_clip(
 
 
 class Reference(NamedTuple):
-    """The reference γ, which is inf until a norm was not zero, and the number of steps."""
+    """The reference γ and the number of steps. γ is inf before the first nonzero norm."""
 
     gamma: Real = math.inf
     steps: int = 0
@@ -208,7 +208,7 @@ def ada_gc(
     """Compute ĝ = n · min(1, absolute / total), γ ← min(γ, ĝ) while t < warmup_steps.
 
     From then on ĝ = min(n, rel · γ), γ ← βγ + (1 − β)ĝ. t counts from 1. `total` is the global
-    norm, by default n itself. γ ignores a ĝ of zero and starts at the first ĝ that is not zero.
+    norm, by default n itself. γ starts at the first nonzero ĝ. A ĝ of zero does not change γ.
     """
     gamma = state.gamma
     t = state.steps + 1

@@ -20,7 +20,7 @@ STATISTICS = ("mad", "std", "var", "sum")
 
 
 def finite(x: Real) -> bool:
-    """Return whether −∞ < x < ∞, which is false for NaN."""
+    """Return whether −∞ < x < ∞. The result is False for NaN."""
     return bool(x == x and abs(x) != math.inf)
 
 

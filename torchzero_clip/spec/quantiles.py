@@ -1,7 +1,7 @@
-"""Rules whose limit is a quantile of past norms, which is computed, estimated or tracked.
+"""Rules whose limit is a quantile of past norms. It is computed, estimated or tracked.
 
-The limit depends on past norms only. After clipping, the rule observes the current norm. While the
-quantile is zero, there is no limit.
+The limit depends on past norms only. After clipping, the rule observes the current norm. As long as
+the quantile is zero, there is no limit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def quantile(
 class Markers(NamedTuple):
     """The heights and the ranks of the markers.
 
-    The heights are the sorted norms until there are five. The last rank is the count of norms.
+    Before the fifth norm, the heights are the sorted norms. The last rank is the number of norms.
     """
 
     heights: tuple[Real, ...] = ()
@@ -45,8 +45,8 @@ def p2_observe(x: Real, state: Markers, q: Real) -> Markers:
     """Update the five markers of the P² estimator (Jain and Chlamtac, 1985).
 
     The markers stay near the ranks 1 + (count − 1)·(0, q/2, q, (1 + q)/2, 1). A marker that is a
-    whole rank away moves by one rank. Its height follows the parabola through its neighbors, or a
-    line if the parabola would change the order of the heights.
+    whole rank away moves by one rank. Its new height is on the parabola through the neighboring
+    markers. If the parabola would change the order of the heights, the height is on a line.
     """
     if len(state.heights) < 5:
         return Markers(
@@ -90,7 +90,7 @@ def p2_quantile(n: Real, state: Markers, q: Real = 0.5) -> tuple[Real, Markers]:
 
 
 class Tracked(NamedTuple):
-    """The quantile Q, which is None before the first norm, and s, the EMA of |n − Q|."""
+    """The quantile Q, and the EMA s of |n − Q|. Q is None before the first norm."""
 
     quantile: Real = None
     spread: Real = 0
@@ -135,11 +135,11 @@ class Record(NamedTuple):
 
 
 def auto_clip(n: Real, state: Record) -> tuple[Real, Record]:
-    """Return min(n, median + 3 · std); then the estimators of both observe n.
+    """Return min(n, median + 3 · std). Then the estimators of the median and the std observe n.
 
-    The median is a P² estimate. The standard deviation is unbiased, by Welford's algorithm. This
-    function is the mode "auto". The mode "percentile" is `quantile` or `ema_quantile` with
-    q = percentile / 100.
+    The median is a P² estimate. Welford's algorithm computes the unbiased standard deviation. This
+    function is the mode "auto". The mode "percentile" is `quantile` or `ema_quantile` with q =
+    percentile / 100.
     """
     limit = math.inf
     std = math.sqrt(state.m2 / (state.steps - 1)) if state.steps > 1 else 0

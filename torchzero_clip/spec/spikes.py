@@ -9,7 +9,7 @@ from torchzero_clip.spec.plain_numbers import Real, finite
 
 
 class SpikeState(NamedTuple):
-    """The last values that were counted, and the number of steps skipped in a row."""
+    """The last values that were counted, and the number of consecutive skipped steps."""
 
     values: tuple[Real, ...] = ()
     row: int = 0
@@ -24,12 +24,12 @@ def skip_spike(
     patience: int = 20,
     keep_skipped: bool = False,
 ) -> tuple[bool, SpikeState]:
-    """Return whether the step happens: it is skipped if x - mean > sigmas · std.
+    """Return whether the step happens. The step is skipped if x - mean > sigmas · std.
 
-    There is no limit before there are `least` values, or if their unbiased std is 0. A step whose
-    x is not finite is always skipped. The value of a step that happens is counted. The value of a
-    skipped step is counted if more than `patience` steps in a row were skipped, or with
-    `keep_skipped`, but never if it is not finite.
+    There is no limit before `least` values are counted, or if their unbiased std is 0. A step whose
+    x is not finite is always skipped, and its x is never counted. If the step happens, x is
+    counted. If the step is skipped, x is counted with `keep_skipped`, or after more than `patience`
+    consecutive skipped steps.
     """
     happens = finite(x)
     if happens and len(state.values) >= max(least, 2):

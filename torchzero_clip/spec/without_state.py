@@ -12,7 +12,7 @@ from torchzero_clip.spec.plain_numbers import Order, Real, Vector, finite, norm
 
 
 def clip_value(xs: Vector, low: Real, high: Real) -> list[Real]:
-    """Return min(max(x, low), high) elementwise; NaN stays NaN."""
+    """Return min(max(x, low), high) elementwise. NaN stays NaN."""
     return [x if x != x else min(max(x, low), high) for x in xs]
 
 
@@ -37,7 +37,7 @@ def clip_norm(xs: Vector, max_norm: Real, sqrt: Callable[[Real], Real] = math.sq
 def clip_by(xs: Vector, limit: Real, ord: Order = 2) -> list[Real]:
     """Return u · min(1, limit / n), with n = norm(u, ord); for "var" the factor is its root.
 
-    The result has measure `limit`, except for "l0", which no scaling changes.
+    The norm of the result is at most `limit`, except for "l0", which no scaling changes.
     """
     n = norm(xs, ord)
     if n == 0 or n <= limit or limit == math.inf:
@@ -52,7 +52,7 @@ def normalize(xs: Vector, norm_value: Real = 1, ord: Order = 2) -> list[Real]:
 
 
 def centralize(xs: Vector) -> list[Real]:
-    """Return u − mean(u); a single element is not changed."""
+    """Return u − mean(u). A single element is not changed."""
     if len(xs) < 2:
         return list(xs)
     mean = statistics.mean(xs)
@@ -60,10 +60,10 @@ def centralize(xs: Vector) -> list[Real]:
 
 
 def standardize(xs: Vector, eps: Real = 1e-8, ulp: Real = 2.0**-52) -> list[Real]:
-    """Return (u − mean) / (std + eps), with the unbiased std; a single element is not changed.
+    """Return (u − mean) / (std + eps), with the unbiased std. A single element is not changed.
 
-    If the elements are equal up to rounding, that is if std ≤ 4·ulp·|mean|, the result is zeros.
-    `ulp` is the relative spacing of the original numbers, 2⁻²³ for float32.
+    If the elements are equal up to rounding (std ≤ 4·ulp·|mean|), the result is zeros. `ulp` is
+    the relative spacing of the original numbers, 2⁻²³ for float32.
     """
     if len(xs) < 2:
         return list(xs)
@@ -98,7 +98,8 @@ def clip_rms(xs: Vector, max_rms: Real = 1) -> list[Real]:
 def soft_clip(xs: Vector, max_norm: Real, ord: Order = 2) -> list[Real]:
     """Return u / (1 + n / max_norm), with n = norm(u, ord); for "var" the divisor is its root.
 
-    It is computed as u · max_norm / (max_norm + n): the norm of the result stays below max_norm.
+    It is computed as u · max_norm / (max_norm + n), so the norm of the result stays below
+    max_norm.
     """
     n = norm(xs, ord)
     if n == 0 or max_norm == math.inf:
@@ -116,7 +117,7 @@ def delta_clip(xs: Vector, max_norm: Real, delta: Real = 1e-3, ord: Order = 2) -
 
 
 def sign(xs: Vector) -> list[Real]:
-    """Return −1, 0 or 1 elementwise; NaN stays NaN (torch.sign would hide it as 0)."""
+    """Return −1, 0 or 1 elementwise. NaN stays NaN, although torch.sign returns 0 for NaN."""
     return [x if x != x else (x > 0) - (x < 0) for x in xs]
 
 
@@ -146,7 +147,7 @@ def agc(g: Vector, w: Vector, clipping: Real = 0.01, eps: Real = 1e-3) -> list[R
 def clippy(u: Vector, w: Vector, relative: Real = 0.1, absolute: Real = 1e-7) -> list[Real]:
     """Return u · min(1, minᵢ (relative · |wᵢ| + absolute) / |uᵢ|), where w are the weights.
 
-    Elements of u that are zero do not take part in the minimum.
+    The minimum skips elements of u that are zero.
     """
     bounds = [relative * abs(x) + absolute for x in w]
     ratios = [abs(x) / b if b else math.inf for x, b in zip(u, bounds, strict=True) if x != 0]

@@ -1,4 +1,4 @@
-"""Logs in JSON: one object in each line, a list of objects, or the state of a Trainer."""
+"""Logs in JSON: one object in each line, a list of objects, or a `trainer_state.json`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from torchzero_clip.core.user_warnings import warn
 
 TENSORBOARD = ["Wall time", "Step", "Value"]
-"""The columns of a TensorBoard export. In JSON, they are lists of numbers without names."""
+"""The columns of a TensorBoard export. In the JSON form, rows are lists without these names."""
 DEPTH_LIMIT = 100
-"""The most levels of objects inside objects."""
+"""The largest number of levels of objects inside objects."""
 SHOWN_LENGTH = 80
-"""The most characters of a line that an error message repeats."""
+"""The largest number of characters of a line that an error message shows."""
 
 
 def of_json(text: str, source: str) -> dict[str, list[str]]:
@@ -37,7 +37,7 @@ def of_json(text: str, source: str) -> dict[str, list[str]]:
 
 
 def objects(text: str, source: str) -> list[Any]:
-    """Return the objects in a text. Each object has the numbers of one step."""
+    """Return the objects in a JSON text. Each object has the numbers of one step."""
     try:
         parsed = json.loads(text)
     except ValueError:
@@ -54,7 +54,7 @@ def objects(text: str, source: str) -> list[Any]:
 def by_lines(lines: list[str], source: str) -> list[Any]:
     """Return one object for each line that is not empty.
 
-    The last line is left out, with a warning, if it is incomplete.
+    If the last line is incomplete, it is skipped with a warning.
     """
     parsed = []
     for i, line in enumerate(lines, 1):
@@ -74,7 +74,7 @@ def by_lines(lines: list[str], source: str) -> list[Any]:
 
 
 def parsed_line(line: str) -> Any:
-    """Return the object in a line, in JSON or as Python prints a dict."""
+    """Return the object in a line. The line is JSON, or a dict that Python has printed."""
     try:
         return json.loads(line)
     except ValueError:
@@ -84,9 +84,9 @@ def parsed_line(line: str) -> Any:
 
 
 def flattened(row: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
-    """Yield the names and the values of an object as text.
+    """Yield the name and the text of each value in an object.
 
-    A value in an inner object has a name such as "outer/inner".
+    A value inside an inner object has a name such as "outer/inner".
     """
     if prefix.count("/") > DEPTH_LIMIT:  # the same limit in every process
         raise RecursionError

@@ -1,4 +1,4 @@
-"""LiveFile: a file that grows with a recorded run, and the lab that shows the file."""
+"""The class `LiveFile`: a file that grows with a recorded run, and the lab that shows it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torchzero_clip.study.table import Table
 
 
 class LiveFile:
-    """A temporary file with the rows of a history, and a process that shows it in the lab.
+    """A temporary file with the rows of a history, and a process that shows the file in the lab.
 
-    The process ends if its page is closed. Training continues without it.
+    If the user closes the page, the process ends and training continues.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class LiveFile:
     def show(self, table: Table) -> None:
         """Append the new complete rows of a table to the file.
 
-        If the columns or earlier rows have changed, the whole file is written again.
+        If columns or earlier rows have changed, this method writes the whole file again.
         """
         if self.process.poll() is not None:
             return

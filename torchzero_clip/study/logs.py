@@ -1,4 +1,4 @@
-"""Logs: tables of numbers that a Recorder, TensorBoard, Weights & Biases or a script wrote."""
+"""Log files: tables of numbers from a Recorder, TensorBoard, Weights & Biases or a script."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ from torchzero_clip.study.json_logs import TENSORBOARD, of_json
 
 WANTED = "a column such as grad_norm, and best one such as step"
 STEPS = ("step", "steps", "global_step", "globalstep", "iteration", "iter", "it", "update")
-"""The names of columns that count steps."""
+"""Names of columns that contain step numbers."""
 NOTHING = ("", "none", "null", "na", "n/a", "-")
-"""The texts of cells that have no value."""
+"""Texts that stand for a missing value in a cell."""
 TENSOR = re.compile(r"tensor\((.+?)(?:,.*)?\)")
-"""A cell that has been written with `str(tensor)`."""
+"""The pattern of a cell that was written with `str(tensor)`."""
 GRADIENTS = re.compile(r"grad|total_?norm|global_?norm|(^|_)g_?norm")
 OTHERS = re.compile(r"__(min|max)$|normali[sz]|^max_")
-"""Names that look like gradient norms and are not: extremes of groups of W&B, normalization layers,
-and thresholds."""
+"""The pattern of names that look like gradient norms but are not.
+
+They belong to minima and maxima of grouped W&B runs, to normalization layers, and to thresholds.
+"""
 GZIP = b"\x1f\x8b"
-"""The first bytes of a file that gzip has compressed."""
+"""The first bytes of every gzip file."""
 
 
 class Log:
-    """The cells of a log file, by column, as text.
+    """A log file as a dict from column names to cells. All cells are text.
 
     Args:
-        cells: The columns. All have the same length.
+        cells: The cells of each column. All columns have the same length.
         source: The name of the file, for error messages.
         comma: Whether numbers have a decimal comma, such as 0,5.
     """
@@ -51,13 +53,13 @@ class Log:
 
     @property
     def norms(self) -> list[str]:
-        """The names of columns that look like gradient norms, the likeliest first."""
+        """The names of columns that look like gradient norms. The likeliest name comes first."""
         if [*self.cells] == TENSORBOARD:
             return ["Value"]
         return norms_of(self.cells)
 
     def choose(self, name: str | None) -> str:
-        """Return the name of the norms, after a check. None chooses the likeliest norms."""
+        """Check and return the name of the norms. None chooses the likeliest norms."""
         if name is None and self.norms:
             return self.norms[0]
         columns = f"there are {[*self.cells]}"
@@ -76,16 +78,17 @@ class Log:
         return name
 
     def units(self, name: str) -> list[str]:
-        """Return the columns of the norms with this name: one column, or one for each unit."""
+        """Return the columns of the norms with a name: one column, or one column for each unit."""
         return [key for key in self.cells if key == name or key.startswith(f"{name}/")]
 
     def columns(self, name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return all columns of numbers, and for the columns of the norms which cells have a value.
+        """Return all columns of numbers, and for each column of norms, the cells that have a value.
 
-        The column that counts steps is called "step".
+        The column with the step numbers is called "step".
 
-        Logs that are not from a Recorder may have rows without a norm, for example of a validation.
-        These rows are left out. If several rows have the same step, only the last one stays.
+        Logs that are not from a Recorder can have rows without a norm, for example rows of a
+        validation. This method skips such rows. If several rows have the same step, only the last
+        row is used.
 
         Args:
             name: The name of the norms.
@@ -142,13 +145,13 @@ class Log:
 
 
 def norms_of(columns: Iterable[str]) -> list[str]:
-    """Return the names of columns that look like gradient norms, the likeliest first."""
+    """Return the names of columns that look like gradient norms. The likeliest comes first."""
     names = dict.fromkeys(filter(None, map(norm_of, columns)))
     return sorted(names, key=lambda name: (name.rpartition("/")[2] != "norm", "clipped" in name))
 
 
 def norm_of(column: str) -> str | None:
-    """Return the name of the norms that a column belongs to: "ZClip/norm" for "ZClip/norm/3"."""
+    """Return the name of the norms to which a column belongs: "ZClip/norm" for "ZClip/norm/3"."""
     parts = column.split("/")
     for i, part in enumerate(parts):
         word = part.rpartition(" - ")[2].strip().lower().replace(" ", "_")  # W&B: "run - name"
@@ -166,24 +169,24 @@ def is_gradient_norm(word: str) -> bool:
 
 
 def is_step(column: str) -> bool:
-    """Return whether a column counts steps, according to its name."""
+    """Return whether a column has the name of a column with step numbers."""
     return column.rpartition("/")[2].strip(" _").lower().replace(" ", "_") in STEPS
 
 
 def is_increasing(steps: Tensor) -> bool:
-    """Return whether each step is larger than the step before, as in most files."""
+    """Return whether each step number is larger than the previous one, as in most files."""
     return bool(steps.isfinite().all() and (steps.diff() > 0).all())
 
 
 def last_of_each_step(steps: Tensor, rows: Tensor) -> Tensor:
-    """Return the last row of each step among these rows, ordered by step."""
+    """Return, from some rows, the last row of each step, ordered by step."""
     pairs = zip(steps[rows].tolist(), rows.tolist(), strict=True)
     last = {step: row for step, row in pairs if math.isfinite(step)}  # a later row replaces it
     return torch.tensor([last[step] for step in sorted(last)], dtype=torch.int64)
 
 
 def is_number(text: str) -> bool:
-    """Return whether Python reads a text as a float."""
+    """Return whether Python can convert a text to a float."""
     try:
         float(text)
     except ValueError:
@@ -192,15 +195,15 @@ def is_number(text: str) -> bool:
 
 
 def read(path: Path) -> Log:
-    """Read the log in a file, as far as it has been written."""
+    """Read a log file. A program may still be writing the file."""
     return parse(path.read_bytes(), str(path))
 
 
 def parse(contents: bytes, source: str, growing: bool = False) -> Log:
     """Read a log from the contents of a file.
 
-    If the last line of a table has no newline, it is left out with a warning. It stays if it has
-    all its cells and the file is not growing.
+    If the last line of a table has no newline, it is skipped with a warning. But if the line has
+    all cells and the file is not growing, the line is used.
 
     Args:
         contents: The contents of the file.
@@ -230,12 +233,12 @@ def parse(contents: bytes, source: str, growing: bool = False) -> Log:
 
 
 def with_whole_lines(text: str, source: str, cut: bool) -> str:
-    """Return a table without an incomplete last line. A complete last line ends with a newline.
+    """Return a table without a last line that is incomplete. A complete line ends with a newline.
 
     Args:
         text: The table.
         source: The name of the file, for warnings.
-        cut: Whether the writer of the file has not finished it, so that the last line may be cut.
+        cut: Whether the file is not finished, so the last line may be incomplete.
     """
     above, _, last = text.rpartition("\n")
     if not last.strip():
@@ -250,7 +253,7 @@ def with_whole_lines(text: str, source: str, cut: bool) -> str:
 def has_all_cells(above: str, last: str) -> bool:
     """Return whether the last line has as many cells as the header, and ends with a number.
 
-    An empty last cell is complete too if the last cell of the line above is empty.
+    If the last cell of the line above is empty, the last cell of this line may be empty too.
     """
     lines, delimiter = table(above)
     try:
@@ -294,7 +297,7 @@ def table(text: str) -> tuple[str, str]:
 
 
 def cells_of(text: str, source: str, delimiter: str) -> dict[str, list[str]]:
-    """Return the cells of a table by the names in its first line."""
+    """Return the cells of a table. The first line has the column names."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     cells: list[str] = []  # of all lines, because a list for each line would need much memory
     width = 0

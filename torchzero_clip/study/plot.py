@@ -1,6 +1,6 @@
 """The picture of a recorded run.
 
-Functions import matplotlib when they need it, because it is optional.
+matplotlib is optional, so each function imports it when the function runs.
 """
 
 from __future__ import annotations
@@ -35,38 +35,38 @@ COLORS = (BLUE, ORANGE, GREEN, PURPLE)
 STYLES = ("-", "--", "-.", ":")
 GREY = "#777777"
 WIDTH = 8.0
-"""The width of the picture in inches. A panel has at least 0.8 of it."""
+"""The width of the picture in inches. A panel uses at least 80 % of this width."""
 TITLE_LENGTH = 76
-"""The characters in a line of a title."""
+"""The largest number of characters in a line of a title."""
 SHORT_TITLE_LENGTH = 48
-"""The characters in a line of a title that is next to a color scale."""
+"""The largest number of characters in a line of a title, if a color scale is next to it."""
 UNITS_NAMED = 12
-"""The most rows of a map that have a name."""
+"""The largest number of rows of a map that are labeled with a name."""
 NAME_LENGTH = 24
-"""The most characters of the name of a row."""
+"""The largest number of characters in the name of a row."""
 LABEL_LENGTH = 16
-"""The most characters of the label of a logged value."""
+"""The largest number of characters in the label of a logged value."""
 KINDS = ("norm", "limit", "factor", "clipped")
-"""The metrics of a rule."""
+"""The four metrics that each norm rule has."""
 BINS = 60
-"""The most bins in which the share of clipped steps is counted."""
+"""The largest number of bins in the plot of the share of clipped steps."""
 ROWS_PER_BIN = 8
-"""The fewest rows of a bin."""
+"""The smallest number of rows in a bin."""
 LARGEST_RATIO = 100.0
-"""The largest ratio of norm and limit that has its own color in a map."""
+"""The end of the color scale of a map. Larger ratios of norm and limit have the same color."""
 
 Key: TypeAlias = "dict[str, Artist]"
-"""The lines and marks of a panel by their label, for the legend below all panels."""
+"""The lines and marks of a panel, by label. The legend below all panels shows them."""
 
 
 def draw(
     table: Table, path: str | PathLike[str], title: str | None, caller: str = "Recorder"
 ) -> None:
-    """Draw a panel for each logged value, for each rule, and for how often the rules clipped.
+    """Draw panels for each logged value, for each rule, and for the share of clipped steps.
 
     Args:
         table: The metrics of the run.
-        path: The file.
+        path: The file for the picture.
         title: A title above the picture, or None.
         caller: The name of the class for error messages.
     """
@@ -124,7 +124,7 @@ def draw(
 
 
 def add_legend(figure: Figure, key: Key) -> int:
-    """Add the legend of all panels below them, and return the number of its lines."""
+    """Add one legend below all panels, and return the number of lines in the legend."""
     if not key:
         return 0
     names = [textwrap.fill(name, TITLE_LENGTH) for name in key]
@@ -137,13 +137,13 @@ def add_legend(figure: Figure, key: Key) -> int:
 
 
 def row_edges(table: Table) -> list[float]:
-    """Return the left edge of each row on the axis of steps, and the right edge of the last row."""
+    """Return the left edge of each row on the step axis, then the right edge of the last row."""
     first = (int(table.steps[0]) - 1) // table.stride * table.stride
     return [first + 0.5, *(table.steps + 0.5).tolist()]
 
 
 def integer_ticks(count: int) -> MaxNLocator:
-    """Return a locator of at most `count` ticks at round integers."""
+    """Return a locator that places at most `count` ticks, all at round integers."""
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(count, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
@@ -171,13 +171,13 @@ def line(axes: Axes, table: Table, values: Tensor, known: Tensor, **style: Any) 
 
 
 def add_title(axes: Axes, name: str, label: str, length: int = TITLE_LENGTH) -> None:
-    """Set the title of a panel, in lines of at most `length` characters, and the label of y."""
+    """Set the label of the y axis and the title of a panel, wrapped after `length` characters."""
     axes.set_title(textwrap.fill(name, length), fontsize=9, loc="left", y=1.0, parse_math=False)
     axes.set_ylabel(label, fontsize=8, parse_math=False)
 
 
 def shortened(name: str, length: int) -> str:
-    """Return a name of at most about `length` characters, without its middle if it is longer."""
+    """Return a name, without its middle if the name has more than about `length` characters."""
     half = length // 2
     return name if len(name) <= length else f"{name[: half - 1]}…{name[-half:]}"
 
@@ -185,7 +185,7 @@ def shortened(name: str, length: int) -> str:
 def short_names(names: list[str]) -> list[str]:
     """Return shorter names of units, if any name is too long.
 
-    Modules at the beginning of every name are left out. So is the middle of a long name.
+    The shorter names omit the modules with which all names begin, and the middle of a long name.
     """
     if max(map(len, names)) <= NAME_LENGTH:
         return names
@@ -196,7 +196,7 @@ def short_names(names: list[str]) -> list[str]:
 
 
 def logged_panel(table: Table, name: str, axes: Axes) -> Key:
-    """Draw a logged value. Of a vector, draw the median and a band of the range of all elements."""
+    """Draw a logged value. A vector is drawn as its median, with a band from minimum to maximum."""
     column = table.columns[name]
     rows = column.read()
     known = (column.counts > 0).any(1)
@@ -214,7 +214,7 @@ def logged_panel(table: Table, name: str, axes: Axes) -> Key:
 
 
 def norm_panel(table: Table, rule: str, parts: list[Column], axes: Axes) -> Key:
-    """Draw a rule with one norm: the norm, the limit, and a dot in each step that it clipped.
+    """Draw a rule with one norm: the norm, the limit, and a dot in each clipped step.
 
     Args:
         table: The metrics of the run.
@@ -242,7 +242,7 @@ def norm_panel(table: Table, rule: str, parts: list[Column], axes: Axes) -> Key:
 
 
 def units_panel(table: Table, rule: str, parts: list[Column], axes: Axes) -> Key:
-    """Draw a rule with many units: a map of the ratio of norm and limit, units by steps.
+    """Draw a rule with many units as a map: the ratio of norm and limit for each unit and step.
 
     Args:
         table: The metrics of the run.
@@ -296,11 +296,11 @@ def units_panel(table: Table, rule: str, parts: list[Column], axes: Axes) -> Key
 
 
 def shares_panel(table: Table, clipped: Mapping[str, Column], axes: Axes) -> Key:
-    """Draw the share of steps, and of units, that each rule clipped.
+    """Draw the share of steps and the share of units that each rule clipped.
 
     Args:
         table: The metrics of the run.
-        clipped: The column "clipped" of each rule.
+        clipped: For each rule, the column "clipped".
         axes: The panel.
     """
     from matplotlib import ticker

@@ -1,4 +1,4 @@
-"""Recorder: the metrics of every step of a run, recorded without synchronizing with the GPU."""
+"""The class `Recorder`, which records metrics without synchronizing with the GPU."""
 
 from __future__ import annotations
 
@@ -22,35 +22,36 @@ from torchzero_clip.study.plot import draw
 from torchzero_clip.study.table import ROW, Block, Series, Table
 
 BLOCK = 256
-"""The number of steps whose values stay on the device until one transfer."""
+"""The number of steps between two transfers. Until then, values stay on the device."""
 BLOCK_NUMBERS = 2**20
-"""The number of values that stay on the device until one transfer, if a rule has many units."""
+"""The number of values after which a transfer comes earlier, if a rule has many units."""
 MOST_NUMBERS = 2**22
-"""The most values of a history, which need about 50 MB."""
+"""The largest number of values in a history. So many values need about 50 MB."""
 
 
 class Recorder:
     """Record the metrics of every optimizer step, without synchronizing with the GPU.
 
     The recorder reads `metrics()` after every step of the optimizer. The values stay on the device
-    for 256 steps, and are then copied to the host in one transfer. Read them with `history`, or
+    for 256 steps. Then one transfer copies them to the host. Read the values with `history`, or
     write them with `to_csv`, `to_tensorboard` or `plot`.
 
-    If the history has more than `capacity` rows, every two rows are merged into one. A row then has
-    the values of 2, 4, 8, … steps: the largest norm, the smallest limit, and the mean of all other
-    metrics. A vector is reduced in the same way wherever a single number is needed.
+    If the history has more than `capacity` rows, the recorder merges every two rows into one row. A
+    row then stands for 2, 4, 8, … steps. It has the largest norm of these steps, the smallest
+    limit, and the mean of all other metrics. If a vector must become a single number, the same
+    reductions are used.
 
     A `Recorder` is also a context manager. At the end of the block it calls `remove`.
 
     Args:
         optimizer: A `Modular`, a `Clipper`, or the handle that `attach` returned.
         capacity: The largest number of rows.
-        callback: A function that is called with a dict of floats, such as `wandb.log`. The dict has
-            the merged metrics of the last `every` steps.
+        callback: A function that accepts a dict of floats, such as `wandb.log`. The recorder calls
+            it every `every` steps, with the merged metrics of these steps.
         every: The number of steps between two calls of `callback`, or between two updates of the
             lab. A call or an update synchronizes with the GPU once.
-        live: Whether to show the run in the lab while it trains. The lab is a page in a browser on
-            this machine, and runs in another process.
+        live: Whether to show the run in the lab during training. The lab is a page in a browser on
+            this machine. It runs in another process.
 
     Example:
         >>> import torch
@@ -112,8 +113,8 @@ class Recorder:
     def log(self, **values: float | Tensor) -> None:
         """Add values to the row of the next optimizer step, for example `recorder.log(loss=loss)`.
 
-        Call this method before `opt.step()`. If a name is logged several times before a step, for
-        example the loss of each part of a batch, the row has the mean.
+        Call this method before `opt.step()`. You can log a name several times before a step, for
+        example the loss of each part of a batch. The row then has the mean.
 
         Args:
             **values: Numbers, or tensors with one element, by name. Tensors stay on their device.
@@ -194,11 +195,11 @@ class Recorder:
         return self._table
 
     def history(self) -> dict[str, Any]:
-        """Return the history: a dict with a list for each metric and for each logged name.
+        """Return the history as a dict with a list for each metric and for each logged name.
 
         Each list has one element for each row: a float, or a list of floats if the metric is a
         vector. Missing values are NaN, for example the metrics of rules in a step that a guard
-        skipped. The list "step" has the number of the last step of each row.
+        skipped. The list "step" has, for each row, the number of the last step.
 
         This method synchronizes with the GPU.
         """
@@ -212,8 +213,8 @@ class Recorder:
     def units(self, name: str) -> list[str]:
         """Return the names of the units of a metric, in the order of its elements.
 
-        A unit is a parameter, a layer or a group. A parameter without a name is called, for
-        example, "parameter 3 of group 0", and slice 5 of a parameter is called "weight[5]".
+        A unit is a slice, a parameter, a layer or a group. A parameter without a name gets a name
+        such as "parameter 3 of group 0". Slice 5 of a parameter gets a name such as "weight[5]".
 
         Args:
             name: The name of the metric, such as "ClipNorm/norm".
@@ -224,10 +225,11 @@ class Recorder:
         return list(columns[name].units.values())
 
     def to_csv(self, path: str | PathLike[str]) -> None:
-        """Write the history to a CSV file, which `Trace.read`, `simulate` and the lab can read.
+        """Write the history to a CSV file for `Trace.read`, `simulate` and the lab.
 
         Element i of a vector is in the column name/i. Missing values are empty cells. The column
-        "step" has the number of the last step of each row, and "stands_for" the number of steps.
+        "step" has the number of the last step of each row. The column "stands_for" has the number
+        of steps of each row.
 
         Args:
             path: The file.
@@ -264,11 +266,11 @@ class Recorder:
     # ------------------------------------------------------------------ saving and loading
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the history so far, as plain data and tensors on the host, for a checkpoint."""
+        """Return the history so far for a checkpoint, as plain data and tensors on the host."""
         return {"table": self._read().state_dict(), "window": self._window.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Replace the history by a saved one. New steps are added after it.
+        """Replace the history with a saved history. New steps are added after the saved steps.
 
         Args:
             state_dict: The result of `state_dict`.
@@ -317,11 +319,11 @@ def number(name: str, value: Any) -> float | Tensor:
 
 
 def without_skipped(block: Block, measured: set[str]) -> Block:
-    """Remove the metrics of rules in steps that a guard skipped. Logged values stay.
+    """Remove the metrics of rules from steps that a guard skipped. Keep logged values.
 
     Args:
         block: The values of some steps.
-        measured: The names that are metrics.
+        measured: The names of the metrics, in contrast to logged values.
     """
     skipped_steps = set()
     guards = set()
@@ -344,7 +346,7 @@ def without_skipped(block: Block, measured: set[str]) -> Block:
 
 
 def fetch(waiting: list[tuple[int, Series, Any]]) -> Block:
-    """Copy values to the host, and sort them by series and shape."""
+    """Copy values to the host, and group them by series and shape."""
     groups: dict[tuple[Any, ...], tuple[list[int], list[Any]]] = {}
     for step, series, value in waiting:
         kind: tuple[Any, ...] = (series, False)
@@ -364,9 +366,10 @@ def fetch(waiting: list[tuple[int, Series, Any]]) -> Block:
 
 
 def as_vector(values: list[Any]) -> Tensor:
-    """Return one vector of numbers, or of tensors of one dtype.
+    """Join numbers, or tensors of one dtype, into one vector.
 
-    Tensors of a smaller dtype become float32, so that there are fewer transfers.
+    Tensors in a smaller dtype than float32 become float32, because fewer dtypes need fewer
+    transfers.
     """
     if not isinstance(values[0], Tensor):
         return torch.tensor(values, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The command `python -m torchzero_clip simulate run.csv`, and rules as users write them."""
+"""The command `python -m torchzero_clip simulate run.csv`, and a parser for rules as text."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from torchzero_clip.study.trace import Trace
 
 RULES = ("ZClip(max_norm=None)", "AutoClip()", "ClipNormGrowth(dim='global')", "AdaGC()")
 SHOWN_LENGTH = 80
-"""The most characters of a rule that an error message repeats."""
+"""The largest number of characters of a rule that an error message shows."""
 
 
 def command(argv: Sequence[str]) -> Iterator[str]:
-    """Yield the lines that the command prints, and draw the picture."""
+    """Yield the lines that the command prints, and draw the simulation into a file."""
     parser = argparse.ArgumentParser(
         "python -m torchzero_clip simulate",
         description="What rules would have done to the norms of a recorded run.",
@@ -53,7 +53,7 @@ def command(argv: Sequence[str]) -> Iterator[str]:
 
 
 def usual_rules(trace: Trace) -> list[str]:
-    """Return the rules that are simulated if the user names none."""
+    """Return the rules that the command simulates if the user names no rules."""
     rules = list(RULES)
     twice = 2 * trace.median
     if 0 < twice < math.inf:
@@ -64,8 +64,8 @@ def usual_rules(trace: Trace) -> list[str]:
 def table(simulation: Simulation) -> Iterator[str]:
     """Yield a line for each rule: the share of clipped steps, and the largest norm after clipping.
 
-    If it is known which steps are bad, the line also has the shares of false alarms and of missed
-    bad steps.
+    If the trace contains which steps are bad, the line also has the share of false alarms and the
+    share of missed bad steps.
     """
     has_norms = not simulation.trace.total.isnan().all()
     shares = simulation.clipped.double().mean(0).tolist()
@@ -87,7 +87,7 @@ def table(simulation: Simulation) -> Iterator[str]:
 
 
 def rule(text: str) -> NormRule:
-    """Return the rule that a text describes in Python. The text is parsed, but never run."""
+    """Return the rule in a text of Python code. The text is parsed, but never executed."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
         parsed = from_config(literal(tree)) if isinstance(tree, (ast.Name, ast.Call)) else None
@@ -107,7 +107,7 @@ def rule(text: str) -> NormRule:
 
 
 def literal(node: ast.expr) -> Any:
-    """Return an expression as a config: a rule with its arguments, or a literal value."""
+    """Return an expression as a config, which is a rule with arguments, or as a literal value."""
     match node:
         case ast.Name(name) | ast.Attribute(ast.Name("math"), name) if name in ("inf", "nan"):
             return float(name)

@@ -22,21 +22,22 @@ from torchzero_clip.study.trace import Trace, norm_of_all
 
 SCOPES = (None, "layer", "group", "global")
 SHARED = ("q", "percentile")
-"""Live hyperparameters that have one value for all units, because they choose a quantile."""
+"""Live hyperparameters that must have one value for all units. Both select a quantile."""
 
 
 def simulate(trace: Trace, *rules: NormRule) -> Simulation:
     """Compute what each rule would have done to the norms of a run, without training again.
 
-    The simulation does not change the run: the norms are the recorded ones, even though clipping
-    would have changed later norms.
+    The simulation does not change the run. Clipping would have changed later norms, but the
+    simulation uses the recorded norms.
 
-    A rule must only need the 2-norms of tensors, layers or the model. Rules that need the weights,
-    such as `TrustRatio`, or averages of gradients, such as `ClipNormByEMA`, raise a `ValueError`.
+    Rules are supported if they need only 2-norms of tensors, layers or the model. Rules that need
+    the weights, such as `TrustRatio`, or averages of gradients, such as `ClipNormByEMA`, raise a
+    `ValueError`.
 
     Args:
         trace: The norms. See `Trace.read` and `Trace.of`.
-        *rules: The rules. Each rule is simulated separately. They are not a chain.
+        *rules: The rules. Each rule is simulated separately, not as a part of a chain.
 
     Returns:
         A `Simulation` with the norms, limits and factors of each rule.
@@ -64,7 +65,7 @@ def simulate(trace: Trace, *rules: NormRule) -> Simulation:
 
 
 class Simulation:
-    """The result of `simulate`: the metrics that each rule would have had in each step.
+    """The result of `simulate`: the metrics of each rule in each step.
 
     Args:
         trace: The norms of the run.
@@ -89,12 +90,12 @@ class Simulation:
 
     @property
     def clipped(self) -> Tensor:
-        """Whether each rule would have clipped any unit: a bool tensor, steps by rules."""
+        """Whether each rule would have clipped any unit: a bool tensor of shape (steps, rules)."""
         return torch.stack([of_rule["clipped"].any(1) for of_rule in self.metrics.values()], 1)
 
     @property
     def left(self) -> Tensor:
-        """The global norm after each rule: a tensor, steps by rules."""
+        """The global norm after each rule: a tensor of shape (steps, rules)."""
         after = [of_rule["norm"] * of_rule["factor"] for of_rule in self.metrics.values()]
         return torch.stack([norm_of_all(x.nan_to_num(0, math.inf)) for x in after], 1)
 
@@ -102,7 +103,8 @@ class Simulation:
         """Return the share of false alarms and the share of missed spikes, for each rule.
 
         A false alarm is a good step in which the rule clips any unit. A spike is missed if the rule
-        clips no unit. The trace must know its spikes: log `spike=1` in the steps that have one.
+        clips no unit. The trace must contain the spikes, so log `spike=1` in each step with a
+        spike.
 
         Returns:
             Two tensors with one element for each rule: the share of good steps that the rule clips,
@@ -152,9 +154,9 @@ def check(rules: Sequence[NormRule]) -> None:
 
 
 def kinds(rules: Sequence[NormRule]) -> list[list[NormRule]]:
-    """Group rules that differ only in numbers that may differ between units.
+    """Group the rules. The rules of a group differ only in numbers that can differ between units.
 
-    The rules of a group are simulated at once, as if they were different units of one rule.
+    The rules of a group are simulated together, as if they were different units of one rule.
     """
     groups: dict[str, list[NormRule]] = {}
     for rule in rules:
@@ -170,7 +172,7 @@ def may_differ(rule: NormRule, name: str) -> bool:
 
 
 class Recorded(dict[str, Any]):
-    """The group of a simulated rule. It has hyperparameters, but no tensors."""
+    """A parameter group for a simulated rule. It has hyperparameters but no tensors."""
 
     def __missing__(self, key: str) -> Any:
         raise ValueError(
@@ -179,10 +181,10 @@ class Recorded(dict[str, Any]):
 
 
 class Rerun:
-    """A simulation of several rules of one kind, which continues with each part of a run.
+    """A simulation of similar rules. Each call of `take` continues it with a part of the run.
 
     Args:
-        rules: Rules that differ only in numbers: a group of `kinds`.
+        rules: Rules that differ only in numbers, as one of the groups that `kinds` returns.
     """
 
     def __init__(self, rules: Sequence[NormRule]) -> None:
@@ -257,10 +259,10 @@ class KnownCells(Cells):
 
 
 def group_of(rules: Sequence[NormRule], units: int) -> Recorded:
-    """Return the group that the rules read.
+    """Return the parameter group whose hyperparameters the rules read.
 
-    A hyperparameter that may differ between the rules is a vector, with an element for each unit of
-    each rule.
+    A hyperparameter that can differ between the rules is a vector. It has one element for each unit
+    of each rule.
 
     Args:
         rules: The rules.
@@ -293,7 +295,7 @@ def units(trace: Trace, rule: NormRule) -> list[tuple[str, list[int]]]:
 
 
 def norms_of_units(trace: Trace, rule: NormRule) -> tuple[Tensor, Tensor]:
-    """Return the norms of the units of a rule, and whether they are known."""
+    """Return the norms of the units of a rule, and a bool tensor of which norms are known."""
     if rule.scope is None:
         return trace.norms, trace.known
     parts = [

@@ -13,16 +13,16 @@ from torchzero_clip.core.division import UnitIds
 from torchzero_clip.floats import KEEPS
 
 ROW = "stands_for"
-"""The column of a file that has the number of steps of each row."""
+"""The name of the column, in a file, for the number of steps of each row."""
 NOTHING = {"amax": -math.inf, "amin": math.inf, "sum": 0.0}
-"""For each reduction, the value that changes no other value."""
+"""For each reduction, its neutral element: reducing a value with it returns the value."""
 
 Entries: TypeAlias = dict[tuple[int, int, int], str]
-"""The units that the elements of a vector belong to: a key by which they are sorted, and a name."""
+"""The units of the elements of a vector. Each unit has a key for sorting, and a name."""
 
 
 class Series(NamedTuple):
-    """A metric, and the units that it was measured for.
+    """A metric, together with the units for which it was measured.
 
     Attributes:
         name: The name of the metric.
@@ -40,12 +40,17 @@ class Series(NamedTuple):
 
 
 Block: TypeAlias = "list[tuple[Series, bool, list[int], Tensor]]"
-"""Values of some steps. For each series: whether the values are vectors, the steps, and the values,
-with one row for each step."""
+"""Values of some steps, as a list with an item for each series.
+
+An item has the series, whether its values are vectors, the steps, and a tensor with one row of
+values for each step.
+"""
 
 
 class Table:
-    """Rows of `stride` steps each, and a column for each metric. The last row may have fewer steps.
+    """A table with one column for each metric.
+
+    Each row merges `stride` steps. The last row may have fewer steps.
 
     Args:
         last: The number of the step before the first row.
@@ -72,7 +77,7 @@ class Table:
         return sum(column.values.numel() for column in self.columns.values())
 
     def add(self, last: int, block: Block) -> None:
-        """Add further steps with their values.
+        """Add steps and the values of these steps.
 
         Args:
             last: The number of the last step to add.
@@ -96,7 +101,7 @@ class Table:
         self.merge(self.stride)
 
     def merge(self, stride: int) -> Table:
-        """Merge rows, so that each row has `stride` steps. Return this table."""
+        """Merge rows until each row has `stride` steps, and return this table."""
         self.stride = stride
         keys, places = torch.unique_consecutive((self.steps - 1) // stride, return_inverse=True)
         if len(keys) < len(self):
@@ -114,11 +119,11 @@ class Table:
         return self.steps.diff(prepend=before_first)
 
     def header(self, named: bool = False) -> list[str]:
-        """Return the names of the columns of a file.
+        """Return the column names for a file.
 
         Args:
-            named: Whether the columns of a vector are called name/unit. Otherwise element i is in
-                the column name/i.
+            named: Whether a vector has columns such as name/unit. Otherwise element i is in the
+                column name/i.
         """
         names = ["step", ROW]
         for name, column in self.columns.items():
@@ -127,7 +132,7 @@ class Table:
         return names
 
     def rows(self, start: int = 0) -> list[tuple[str, ...]]:
-        """Return the cells of a file, from the row `start` on. Unknown values are empty cells."""
+        """Return the cells for a file, beginning at row `start`. Unknown values are empty cells."""
         columns = [[str(n) for n in x[start:].tolist()] for x in (self.steps, self.counts())]
         for column in self.columns.values():
             all_values = column.read()[start:].T.tolist()
@@ -138,7 +143,7 @@ class Table:
         return [*zip(*columns, strict=True)]
 
     def summary(self) -> list[dict[str, float]]:
-        """Return a dict for each row, with one float for each metric that is known in the row."""
+        """Return a dict for each row. It has one float for each metric with a known value."""
         rows = [{"step": float(step)} for step in self.steps.tolist()]
         for name, column in self.columns.items():
             values, known = column.summary()
@@ -156,7 +161,7 @@ class Table:
 
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> Table:
-        """Return the table that `state_dict` has saved."""
+        """Return the table from a saved `state_dict`."""
         table = cls(state["last"])
         table.stride = state["stride"]
         table.steps = state["steps"].cpu()
@@ -171,19 +176,19 @@ class Table:
 
 
 class Column:
-    """One metric: its values for each row and unit, and the number of steps that have a value.
+    """The values of one metric for each row and unit, and the number of steps with a value.
 
     The attributes are the keys of the column in a state dict.
 
     Args:
-        reduce: How the values of several steps become one: "amax", "amin", or "sum" for the mean.
+        reduce: The reduction of several steps to one value: "amax", "amin", or "sum" for the mean.
 
     Attributes:
         reduce: The reduction.
         vector: Whether the metric is a vector in any row.
-        units: The units, sorted, so that they do not depend on the order in which they were added.
-        values: The reduced values, rows by units.
-        counts: The number of steps with a value, rows by units.
+        units: The units, sorted. So they do not depend on the order in which they were added.
+        values: The reduced values, with shape (rows, units).
+        counts: The number of steps with a value, with shape (rows, units).
     """
 
     def __init__(self, reduce: str) -> None:
@@ -194,7 +199,7 @@ class Column:
         self.counts = torch.empty(0, 0, dtype=torch.int32)
 
     def resize(self, rows: int) -> None:
-        """Add rows without values, so that there are `rows` rows."""
+        """Add rows without values, until there are `rows` rows."""
         padding = (0, 0, 0, rows - len(self.values))
         self.values = torch.nn.functional.pad(self.values, padding, value=NOTHING[self.reduce])
         self.counts = torch.nn.functional.pad(self.counts, padding)
@@ -214,12 +219,12 @@ class Column:
         self.counts = self.counts.new_zeros(shape).index_copy(1, places, self.counts)
 
     def places(self, units: Iterable[tuple[int, int, int]]) -> Tensor:
-        """Return the index of each unit."""
+        """Return the column index of each unit."""
         place = {unit: i for i, unit in enumerate(self.units)}
         return torch.tensor([place[unit] for unit in units], dtype=torch.int64)
 
     def put(self, rows: Tensor, units: Entries, values: Tensor, is_vector: bool) -> None:
-        """Add values to these rows and units.
+        """Add values for some rows and units.
 
         Args:
             rows: The row of each row of `values`.
@@ -234,7 +239,7 @@ class Column:
         self.counts.view(-1).scatter_add_(0, index, torch.ones_like(index, dtype=torch.int32))
 
     def merge(self, places: Tensor, rows: int) -> None:
-        """Merge rows, so that there are `rows` rows: row i becomes part of row places[i]."""
+        """Merge rows into `rows` rows. Row i becomes a part of row places[i]."""
         old_values = self.values
         old_counts = self.counts
         self.values = old_values[:0]
@@ -245,7 +250,7 @@ class Column:
         self.counts.scatter_add_(0, index, old_counts)
 
     def read(self) -> Tensor:
-        """Return the values, rows by units. Unknown values are NaN."""
+        """Return the values, with shape (rows, units). Unknown values are NaN."""
         values = self.values / self.counts if self.reduce == "sum" else self.values
         return values.masked_fill(self.counts == 0, math.nan)
 

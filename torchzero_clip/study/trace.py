@@ -1,4 +1,4 @@
-"""Trace: the gradient norms of a run, in memory or in a file."""
+"""The class `Trace`: the gradient norms of a run, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchzero_clip.study.recorder import Recorder
 from torchzero_clip.study.table import ROW
 
 MOST_STEPS = 2**53
-"""The largest number of a step. Above it, float64 cannot count in steps of 1."""
+"""The largest step number. float64 cannot represent all larger integers."""
 
 
 class Trace:
@@ -33,20 +33,21 @@ class Trace:
         norms: The norms, with one row for each step and one column for each unit. A unit is
             everything that one norm covers: a tensor, a layer, a group or the model.
         names: The names of the units. Rules with `dim="layer"` need the names of parameters.
-        known: A bool tensor of the same shape, with False if a unit had no gradient in a step. The
-            default is True everywhere.
+        known: A bool tensor with the shape of `norms`. An element is False if the unit had no
+            gradient in the step. The default is True everywhere.
         logged: Other values by name, with one value for each step. NaN stands for a missing value.
-            "spike" is 1 in steps whose gradient is known to be bad.
-        stride: The number of steps in a row. With more than one step, each norm is the largest norm
-            in its row.
-        steps: The number of each step, or of the last step of each row. The default counts from 1.
+            The value "spike" is 1 if the gradient of the step is known to be bad.
+        stride: The number of steps in each row. If a row has several steps, its norms are the
+            largest norms of these steps.
+        steps: The step number of each row. If a row has several steps, it is the number of the last
+            one. The default counts from 1.
 
     Attributes:
         norms: The norms in float64, on the CPU.
         names: The names of the units.
-        known: Which norms are known.
+        known: A bool tensor that is True for each norm that is known.
         logged: The other values, in float64 on the CPU.
-        stride: The number of steps in a row.
+        stride: The number of steps in each row.
         steps: The number of the last step of each row.
 
     Example:
@@ -100,7 +101,7 @@ class Trace:
 
     @property
     def spikes(self) -> Tensor | None:
-        """Whether the gradient of each row is known to be bad, or None if "spike" is not logged."""
+        """For each row, whether a gradient is known to be bad. None if "spike" is not logged."""
         return self.logged["spike"] > 0 if "spike" in self.logged else None
 
     @classmethod
@@ -109,8 +110,8 @@ class Trace:
 
         Args:
             recorder: The recorder.
-            name: The name of the norms, such as "ZClip/norm". The default is the norms of the first
-                rule.
+            name: The name of the norms, such as "ZClip/norm". By default, the norms of the first
+                rule are used.
         """
         history = {
             key: torch.tensor(x, dtype=torch.float64) for key, x in recorder.history().items()
@@ -130,28 +131,28 @@ class Trace:
     def read(cls, path: str | PathLike[str], name: str | None = None) -> Self:
         """Read a trace from a log file.
 
-        The file can be written by `Recorder.to_csv` or by `write`, also compressed as ".csv.gz". It
-        can also be a file of another program with a column such as "grad_norm": CSV, including the
-        exports of TensorBoard and Weights & Biases, one JSON object in each line, or the
-        trainer_state.json of a Hugging Face Trainer.
+        `Recorder.to_csv` and `write` write such files. A file may be compressed as ".csv.gz". Logs
+        of other programs work too, if they have a column such as "grad_norm". They can be CSV files
+        (including the exports of TensorBoard and Weights & Biases), files with one JSON object in
+        each line, or the trainer_state.json of a Hugging Face Trainer.
 
         If a program was killed while it wrote the file, the last line may be incomplete. If the
-        last line has no newline, this method warns, and leaves the line out unless it has all its
+        last line has no newline, this method warns. It skips the line unless the line has all
         cells.
 
-        A column "stands_for" has the number of steps of each row. In a file without this column,
-        that is the distance between the first two steps.
+        The column "stands_for" has the number of steps of each row. In a file without this column,
+        the number of steps is the difference between the first two step numbers.
 
         Args:
             path: The file.
-            name: The column of the norms. The default is the norms of the first rule, or the column
-                whose name looks most like a gradient norm.
+            name: The column of the norms. By default, the norms of the first rule are used, or the
+                column whose name looks most like a gradient norm.
         """
         return cls.from_log(read(Path(path)), name)
 
     @classmethod
     def from_log(cls, log: Log, name: str | None = None) -> Self:
-        """Return the trace in a log. `name` is the column of the norms, as for `read`."""
+        """Return the trace in a log. `name` is the column of the norms, as in `read`."""
         name = log.choose(name)
         return cls._from_columns(*log.columns(name), name)
 
@@ -184,7 +185,7 @@ class Trace:
         )
 
     def part(self, start: int, end: int | None = None) -> Self:
-        """Return a trace of some rows, as a slice of a list does.
+        """Return a trace with the rows from `start` to `end`, like a slice of a list.
 
         Args:
             start: The first row.
@@ -201,11 +202,11 @@ class Trace:
         )
 
     def write(self, path: str | PathLike[str], digits: int = 9) -> None:
-        """Write the trace to a CSV file, which `read` can read.
+        """Write the trace to a CSV file that `read` can read.
 
         Args:
-            path: The file. It is compressed if its name ends in ".gz".
-            digits: The number of significant digits.
+            path: The file. If the file name ends in ".gz", the file is compressed.
+            digits: The number of significant digits of each value.
         """
         header = ["step", *(f"norm/{name}" for name in self.names), *self.logged]
         columns = [*self.norms.unbind(1), *self.logged.values()]
@@ -222,11 +223,11 @@ class Trace:
 
 
 def stride_of(steps: Tensor | None, counts: Tensor | None) -> int:
-    """Return how many steps a row has.
+    """Return how many steps each row has.
 
     Args:
-        steps: The numbers of the steps, if they are known. Their distance is used without `counts`.
-        counts: The column `ROW` of a `Recorder`, if there is one.
+        steps: The step numbers, if they are known. Without `counts`, their difference is used.
+        counts: The column `ROW` that a `Recorder` wrote, or None.
     """
     if counts is not None and len(counts) and counts.isfinite().all():
         return max(1, int(counts.amax().clamp(max=MOST_STEPS)))
@@ -234,7 +235,7 @@ def stride_of(steps: Tensor | None, counts: Tensor | None) -> int:
 
 
 def norm_of_all(norms: Tensor) -> Tensor:
-    """Return the norm of each row, even if the square of an element is not in the range of float64.
+    """Return the norm of each row, even if float64 cannot represent the square of an element.
 
     Each row is first divided by a power of two. This division is exact.
     """
@@ -245,7 +246,7 @@ def norm_of_all(norms: Tensor) -> Tensor:
 
 
 def _open(path: str | PathLike[str]) -> io.TextIOWrapper:
-    """Open a text file for writing. A ".gz" file has no time stamp: equal runs give equal files."""
+    """Open a text file for writing. A ".gz" file has no time stamp, so equal runs look the same."""
     path = Path(path)
     if path.suffix != ".gz":
         return open(path, "w", newline="", encoding="utf-8")

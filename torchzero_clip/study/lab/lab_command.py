@@ -1,4 +1,4 @@
-"""The command `python -m torchzero_clip lab run.csv`, which opens the lab."""
+"""The command `python -m torchzero_clip lab run.csv`. It opens the lab in a browser."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchzero_clip.study.lab.session import LabSession
 
 
 def command(argv: Sequence[str]) -> Iterator[str]:
-    """Yield the lines that the command prints. It serves the page before the last line."""
+    """Yield the lines that the command prints. The page is served before the last line."""
     parser = argparse.ArgumentParser(
         "python -m torchzero_clip lab",
         description="A page on this machine: what rules would have done to the norms of a run.",
@@ -51,7 +51,7 @@ def command(argv: Sequence[str]) -> Iterator[str]:
 
 
 def opens_windows() -> bool:
-    """Return whether a browser opens a window, instead of running in this terminal."""
+    """Return whether the default browser opens a window. Some browsers run in the terminal."""
     if sys.platform in ("win32", "darwin"):
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,4 +1,4 @@
-"""Requests of the page: the values that they may have, and errors for all other values."""
+"""Requests that the page sends. A request with a wrong value raises an error."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import json
 from typing import Any, TypeGuard
 
 LARGEST_INTEGER = 2**53
-"""The largest integer that JavaScript can count to in steps of 1."""
+"""The largest integer up to which JavaScript represents every integer."""
 TEXT_LENGTH = 10_000
-"""The most characters of a text."""
+"""The largest number of characters in a text."""
 SHOWN_LENGTH = 80
-"""The most characters of a value that an error message repeats."""
+"""The largest number of characters of a value that an error message shows."""
 PATH_LENGTH = 8
-"""The most elements of a path."""
+"""The largest number of elements in a path."""
 
 
 class Question:
-    """The JSON object of a request. Each method returns one field and checks its type.
+    """The JSON object of a request. Each method checks the type of one field and returns it.
 
     Args:
         body: The body of the request.
@@ -76,7 +76,7 @@ def is_whole(value: Any) -> TypeGuard[int]:
 
 
 def shown(value: Any) -> str:
-    """Return a value for an error message: its beginning, or only its kind if it may be nested."""
+    """Return the beginning of a value, or the kind of a list or dict, for an error message."""
     for kind, name in ((dict, "an object"), (list, "a list")):
         if isinstance(value, kind):
             return f"{name} of length {len(value)}"

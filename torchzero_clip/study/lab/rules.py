@@ -1,4 +1,4 @@
-"""The rules that the lab offers for a run, and the sliders that change their hyperparameters."""
+"""The rules that the lab offers for a run, and the sliders for hyperparameters of these rules."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from torchzero_clip.study.trace import Trace
 
 T = TypeVar("T")
 Path: TypeAlias = "tuple[str | int, ...]"
-"""The place of a number in a rule: the name of a field. If the field has a criterion or a tuple, a
-field of the criterion or an index follows."""
+"""The path of a number in a rule, which begins with the name of a field.
+
+If the field has a criterion, the name of a field of the criterion follows. If the field has a
+tuple, an index follows.
+"""
 
 USUAL: tuple[type[NormRule], ...] = (
     torchzero_clip.ClipNorm,
@@ -32,23 +35,23 @@ USUAL: tuple[type[NormRule], ...] = (
 )
 """The rules that the page lists first."""
 POSITIONS = 60
-"""The number of positions of a slider over magnitudes, which differ by about a twenty-fifth."""
+"""The number of positions of a slider on a logarithmic scale."""
 SMALLEST = 1e-300
-"""The smallest number of such a slider."""
+"""The smallest number on a logarithmic slider."""
 LARGEST = 1e308
-"""The largest number of such a slider."""
+"""The largest number on a logarithmic slider."""
 LONGEST_WINDOW = 2**24
-"""The largest fixed integer of a rule, such as the steps in a window."""
+"""The largest value that a fixed integer of a rule can have, such as the length of a window."""
 SHARES = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
 SHARES += [0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998, 0.999]
 PERCENTS = [float(f"{100 * share:.3g}") for share in SHARES]
 
 
 class Slider(NamedTuple):
-    """A hyperparameter of a rule, and the values that a slider can give it.
+    """A hyperparameter of a rule, and the values that a slider can set.
 
     Attributes:
-        path: The place of the hyperparameter in the rule.
+        path: The path of the hyperparameter in the rule.
         name: The name of the slider.
         value: The current value.
         positions: All values of the slider, in order.
@@ -62,7 +65,7 @@ class Slider(NamedTuple):
 
 @lru_cache(maxsize=1)
 def ordered(trace: Trace) -> Tensor:
-    """Return the finite global norms of a run, sorted. Steps without a gradient are left out."""
+    """Return the finite global norms of a run, sorted. Steps without a gradient are skipped."""
     total = trace.total[trace.known.any(1)]
     return total[total.isfinite()].sort().values
 
@@ -74,7 +77,7 @@ def public_classes(base: type[T]) -> list[type[T]]:
 
 
 def catalogue(trace: Trace) -> list[NormRule]:
-    """Return every public rule that can be simulated on this run, the usual rules first."""
+    """Return every public rule that can be simulated on this run. The usual rules come first."""
     rules = [
         rule
         for kind in public_classes(NormRule)
@@ -86,16 +89,16 @@ def catalogue(trace: Trace) -> list[NormRule]:
 
 
 def median(trace: Trace) -> float:
-    """Return the median of the finite global norms of a run, or NaN if it has none."""
+    """Return the median of the finite global norms of a run, or NaN if no norm is finite."""
     norms = ordered(trace)
     return norms[(len(norms) - 1) // 2].item() if len(norms) else math.nan
 
 
 def instances(kind: type[NormRule], trace: Trace) -> Iterator[NormRule]:
-    """Yield a rule of this class for the run, or one rule for each criterion.
+    """Yield the rules of a class for a run: one rule, or one rule for each criterion.
 
-    The rule has the scope "global" if the run has only one norm, or if a required argument of the
-    rule is a norm.
+    A rule gets the scope "global" if the run has only one norm, or if the rule has a norm as a
+    required argument.
     """
     parameters = inspect.signature(kind).parameters
     arguments: dict[str, Any] = {}
@@ -144,7 +147,7 @@ def numbers(rule: Description, before: Path = ()) -> Iterator[tuple[Path, float 
 
     Args:
         rule: The rule, or a criterion.
-        before: The path of `rule` itself, if it is a part of another rule.
+        before: The path of `rule`, if `rule` is a part of another rule.
     """
     for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)
@@ -158,7 +161,7 @@ def numbers(rule: Description, before: Path = ()) -> Iterator[tuple[Path, float 
 
 
 def check_counts(rule: Description) -> None:
-    """Raise an error if a rule has a window that needs too much memory here."""
+    """Raise an error if a window of a rule needs too much memory in the lab."""
     for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)
         if isinstance(value, Description):
@@ -171,7 +174,7 @@ def check_counts(rule: Description) -> None:
 
 
 def moved(rule: Any, path: Path, value: Any) -> Any:
-    """Return a copy of the rule with another number at this path."""
+    """Return a copy of a rule with another number at a path."""
     if not path:
         return value
     first = path[0]
@@ -184,9 +187,9 @@ def moved(rule: Any, path: Path, value: Any) -> Any:
 
 
 def positions(rule: NormRule, path: Path, value: float | None, norms: Tensor) -> list[float | None]:
-    """Return the values that a slider gives a number: values that the rule accepts.
+    """Return the positions of a slider: values that the rule accepts for a number.
 
-    They include the current value. A slider for a norm covers the norms of the run.
+    The current value is one of them. A slider for a norm covers the norms of the run.
 
     Args:
         rule: The rule.
@@ -217,7 +220,7 @@ def positions(rule: NormRule, path: Path, value: float | None, norms: Tensor) ->
 
 
 def magnitudes(low: float, high: float) -> list[float]:
-    """Return numbers with three digits, from low to high. Each is the last one times a constant."""
+    """Return numbers from low to high in equal ratios, rounded to three significant digits."""
     low = math.log(min(max(low, SMALLEST), LARGEST))
     high = math.log(min(max(high, SMALLEST), LARGEST))
     step = (high - low) / (POSITIONS - 1)

@@ -1,4 +1,4 @@
-"""The server of the lab: one page, for a browser on this machine and for nothing else.
+"""The server of the lab. It serves one page to a browser on this machine.
 
 The server listens only on the loopback interface, 127.0.0.1. It answers a request only if
 
@@ -10,7 +10,7 @@ The server listens only on the loopback interface, 127.0.0.1. It answers a reque
 
 - the request is not too large.
 
-It serves the page and answers to the page, and never a file of the disk.
+The server sends only the page and the answers to its requests. It never sends a file from the disk.
 """
 
 from __future__ import annotations
@@ -37,28 +37,31 @@ from torchzero_clip.study.lab.session import LabSession
 
 HOST = "127.0.0.1"
 QUESTION_BYTES = 2**24
-"""The most bytes of a question."""
+"""The largest number of bytes in a request."""
 FILE_BYTES = 2**28
-"""The most bytes of a file that the user drops on the page."""
+"""The largest number of bytes in a file that the user drops on the page."""
 ERROR_LENGTH = 1000
-"""The most characters of an error message."""
+"""The largest number of characters in an error message."""
 FILE_NAME_LENGTH = 200
-"""The most characters of the name of a file."""
+"""The largest number of characters in a file name."""
 CLOSING_SECONDS = 2.0
-"""How long a connection stays open for a client that is still sending."""
+"""How many seconds a connection stays open for a client that is still sending."""
 FOLLOWING_SECONDS = 0.5
-"""The time between two looks at a file that is growing."""
+"""The number of seconds between two reads of a growing file."""
 SILENCE_SECONDS = 10
-"""The time after which the page gets a message even if nothing has changed."""
+"""The number of seconds after which the page gets a message even without a change."""
 RELOAD_SECONDS = 3.0
-"""The time without a page after which the program ends. The user may be reloading the page."""
+"""The number of seconds without a page after which the program ends.
+
+The program waits because the user may be reloading the page.
+"""
 REQUEST_ERRORS = (ArithmeticError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
-"""The errors that a question can cause, such as a rule that does not exist."""
+"""The errors that a bad request can cause, for example a request with an unknown rule."""
 JSON = "application/json"
 BYTES = "application/octet-stream"
 
 Answer: TypeAlias = "dict[str, Any] | Iterator[dict[str, Any]]"
-"""An answer to a question: one object, or an object in each line."""
+"""An answer to a request: one JSON object, or lines with one JSON object each."""
 
 
 class LabServer(ThreadingHTTPServer):
@@ -86,12 +89,12 @@ class LabServer(ThreadingHTTPServer):
         self._lock = threading.Lock()
 
     def opened(self) -> None:
-        """Count a page that has connected."""
+        """Increase the count of open pages."""
         with self._lock:
             self._pages += 1
 
     def closed(self) -> None:
-        """Count a page that was closed. After the last one, stop the server if no page follows."""
+        """Decrease the count of open pages. If no page opens after the last, stop the server."""
         with self._lock:
             self._pages -= 1
             if not self._pages:
@@ -108,7 +111,8 @@ class LabServer(ThreadingHTTPServer):
     def shutdown_request(self, request: Any) -> None:
         """Tell the client that the answer is complete, and wait until the client closes.
 
-        If the server closed while the client is sending, the client would lose the answer.
+        If the server closed the connection earlier, a client that is still sending would lose the
+        answer.
         """
         end = time.monotonic() + CLOSING_SECONDS
         with contextlib.suppress(OSError):
@@ -124,7 +128,7 @@ class LabServer(ThreadingHTTPServer):
 
 
 class Beginning:
-    """A lock that lets answers begin before other answers continue, which may take minutes."""
+    """A lock with which new answers begin before long answers, which take minutes, continue."""
 
     def __init__(self) -> None:
         self._turn = threading.Condition()
@@ -176,7 +180,7 @@ class LabHandler(BaseHTTPRequestHandler):
         self._answer({**routes, "file": self._file})
 
     def _answer(self, routes: Mapping[str, Callable[[], None]]) -> None:
-        """Answer the request with the function of its path, or with an error message."""
+        """Answer a request with the function for its path, or with an error message."""
         try:
             self._check_origin()
             base = self.server.base
@@ -193,7 +197,7 @@ class LabHandler(BaseHTTPRequestHandler):
             self._fail(500, f"the lab failed: {type(error).__name__}: {error}")
 
     def _fail(self, status: int, message: str) -> None:
-        """Send an error message as the answer, or as its last line if the answer has begun."""
+        """Send an error message. If the answer has begun, the message is the last line."""
         with contextlib.suppress(ConnectionError, TimeoutError):
             if self._has_begun:
                 self.wfile.write(json.dumps({"error": message}).encode() + b"\n")
@@ -241,7 +245,7 @@ class LabHandler(BaseHTTPRequestHandler):
             server.closed()
 
     def _ask(self, function: Callable[[LabSession, Question], Answer]) -> None:
-        """Answer a question with one object, or with lines as soon as they are known."""
+        """Answer a request with one object, or send each line as soon as the line is known."""
         question = Question(self._body(JSON, QUESTION_BYTES))
         beginning = self.server.beginning
         with beginning:
@@ -267,7 +271,7 @@ class LabHandler(BaseHTTPRequestHandler):
 
         Args:
             kind: The content type that the body must have.
-            limit: The most bytes.
+            limit: The largest number of bytes.
         """
         if self.headers.get("Content-Type") != kind:
             raise Refusal(415, f"wanted is {kind}")
@@ -320,12 +324,12 @@ class LabHandler(BaseHTTPRequestHandler):
 
 
 def answer_run(session: LabSession, question: Question) -> Answer:
-    """Return everything that the page shows of the run."""
+    """Return all data about the run that the page shows."""
     return session.run(question.whole("from", 0), question.whole("version", 0))
 
 
 def answer_rule(session: LabSession, question: Question) -> Answer:
-    """Return everything that the page shows of a rule."""
+    """Return all data about a rule that the page shows."""
     text = question.text("text")
     return session.rule(text, question.path("path"), question.text("value", ""))
 
@@ -353,7 +357,7 @@ ANSWERS: dict[str, Callable[[LabSession, Question], Answer]] = {
     "simulate": answer_simulate,
     "choose": answer_choose,
 }
-"""The function that answers the questions at each path."""
+"""For each path, the function that answers the requests."""
 
 
 def message_of(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""A session of the lab: the run that the page shows, and the answers to its requests."""
+"""A session of the lab: the run that the page shows, and the answers to the page's requests."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ RUNS = Path(__file__).with_name("runs")
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 """The folder of the recorded runs in a clone of the repository."""
 FIRST_RUN = "language_trouble"
-"""The recorded run that the page shows if the user names no file."""
+"""The recorded run that the page shows if the user passes no file."""
 WALKS_KEPT = 8
-"""The most simulations that stay in memory."""
+"""The largest number of simulations that stay in memory."""
 
 
 class LabSession:
@@ -47,7 +47,8 @@ class LabSession:
     Args:
         path: The file of the run. None shows one of the recorded runs.
         norms: The column of the norms. None chooses the likeliest column.
-        follow: Whether the file is growing, so that the session reads it again.
+        follow: Whether another program is still writing the file. If so, the session reads the file
+            again and again.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class LabSession:
     # ------------------------------------------------------------------ the run
 
     def take(self, contents: bytes, name: str) -> None:
-        """Show the run in a file with these contents, and stop following another file."""
+        """Show the run in the contents of a file, and stop reading the previous file."""
         self._open(contents, name, None)
         self._follow = False
 
@@ -90,7 +91,7 @@ class LabSession:
             self._begin(trace)
 
     def _begin(self, trace: Trace) -> None:
-        """Show a trace. If it begins with the trace so far, keep the simulations."""
+        """Show a trace. If the new trace begins with the old trace, keep the simulations."""
         old = self.trace
         self.trace = trace
         has_grown = False
@@ -136,7 +137,7 @@ class LabSession:
     # ------------------------------------------------------------------ answers
 
     def run(self, start: int, version: int) -> dict[str, Any]:
-        """Return everything that the page shows of the run.
+        """Return all data about the run that the page shows.
 
         Args:
             start: The first step whose norms the page needs.
@@ -182,12 +183,12 @@ class LabSession:
         }
 
     def rule(self, text: str, path: Sequence[str | int], value: str) -> dict[str, Any]:
-        """Return what the page shows of a rule.
+        """Return all data about a rule that the page shows.
 
         Args:
             text: The rule.
-            path: The number of the rule to replace. An empty path leaves the rule as it is.
-            value: The other number.
+            path: The path of the number to replace. With an empty path, the rule does not change.
+            value: The new number.
         """
         rule = self._rule(text)
         trace = self._trace()
@@ -222,14 +223,14 @@ class LabSession:
     def simulate(
         self, text: str, path: Sequence[str | int], start: int, version: int, bad: Sequence[int]
     ) -> Iterator[dict[str, Any]]:
-        """Yield what a rule would have done, part by part. A long simulation begins with a preview.
+        """Yield the effect of a rule, part by part. A long simulation begins with a preview.
 
         Args:
             text: The rule.
-            path: The number that the slider in use moves, or an empty path.
+            path: The path of the number that the user is moving with a slider, or an empty path.
             start: The first step that the page needs.
-            version: The version of the run that the page shows. The simulation ends if there is a
-                new version.
+            version: The version of the run that the page shows. The simulation ends if the run gets
+                a new version.
             bad: The rows that are known to be bad.
         """
         trace = self._trace()
@@ -255,7 +256,7 @@ class LabSession:
         return self.trace
 
     def _rule(self, text: str) -> NormRule:
-        """Return the rule that a text describes, or raise an error if the run cannot have it."""
+        """Return the rule in a text. Raise an error if the rule cannot be simulated on this run."""
         rule = read_rule(text)
         check([rule])
         rules.check_counts(rule)
@@ -263,7 +264,7 @@ class LabSession:
         return rule
 
     def _walk(self, rule: NormRule, path: tuple[str | int, ...]) -> Walk:
-        """Return a simulation that includes this rule, and all positions of the slider in use."""
+        """Return a simulation of this rule and of all positions of the slider that is moved."""
         with self._lock:
             for texts, walk in self._walks.items():
                 if repr(rule) in texts:
@@ -285,15 +286,15 @@ class LabSession:
 
 
 def marks(log: Log, start: int) -> list[tuple[int, str, float]]:
-    """Return the rows in which a guard skipped a step, or that come after a rollback.
+    """Return the rows with a step that a guard skipped, and the rows after a rollback.
 
     Args:
         log: The log of the run.
         start: The first row.
 
     Returns:
-        The row, the name of the column, and its value. The value of a rollback is the number of
-        steps that were undone, or of batches that were left out.
+        For each mark, the row, the name of the column, and the value in the column. For a rollback,
+        the value is the number of undone steps or of skipped batches.
     """
     columns, _ = log.columns(log.choose(None))
     marked: list[tuple[int, str, float]] = []
@@ -316,11 +317,11 @@ def recorded() -> dict[str, Path]:
 
 
 def lost(share: Tensor, moving: Tensor) -> float:
-    """Return the share of all updates of a run that rounding lost.
+    """Return the share of lost updates in all updates of a run. Rounding can lose updates.
 
     Args:
         share: The share of lost updates in each step.
-        moving: The number of updates in each step.
+        moving: The number of elements with an update in each step.
     """
     moving = moving.nan_to_num()
     return ((share.nan_to_num() * moving).sum() / moving.sum().clamp(min=1.0)).item()
@@ -334,11 +335,11 @@ def are_equal(a: Trace, b: Trace) -> bool:
 
 
 def numbers(steps: Steps, skip: int = 0) -> dict[str, str]:
-    """Return what a rule would have done in the form that the page reads.
+    """Return the effect of a rule in the form that the page reads.
 
     Args:
-        steps: The steps.
-        skip: The number of steps to leave out.
+        steps: The effect of the rule on each step.
+        skip: The number of steps to skip at the beginning.
     """
     return {name: packed(x[skip:]) for name, x in steps._asdict().items()}
 
@@ -361,7 +362,7 @@ def previewed(sample: Preview, ahead: int) -> dict[str, Any]:
 
 
 def packed(x: Tensor) -> str:
-    """Return numbers as base64 of little-endian float64."""
+    """Return numbers in float64 (little-endian) as a base64 text."""
     values = array.array("d", x.tolist())
     if sys.byteorder == "big":
         values.byteswap()
@@ -374,7 +375,7 @@ def spelt(x: float | None) -> str:
 
 
 def number(text: str) -> float | None:
-    """Return the number that the page has sent. Nothing and "none" are None."""
+    """Return the number in a text from the page. An empty text and "none" mean None."""
     try:
         return None if text.strip().lower() in ("", "none") else float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Simulations that go as far as the page asks, and that continue when it asks for more."""
+"""Simulations that run as far as the page requires, and continue when it requires more."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from torchzero_clip.study.trace import Trace, norm_of_all
 PART_STEPS = 1000
 """The number of steps that are simulated and sent together."""
 STATELESS_PART_STEPS = 2**15
-"""The same number for a rule without state, whose steps are simulated as one vector."""
+"""The value of `PART_STEPS` for a rule without state. Its steps are simulated as one vector."""
 LONG_WALK = 20_000
-"""The number of steps above which the page gets a preview first."""
+"""If a simulation has more steps than this, the page first gets a preview."""
 PREVIEW_ROWS = 1000
 """The number of rows of a preview."""
 UNITS_TOGETHER = 4096
-"""The most units of all rules that are simulated together."""
+"""The largest number of units of all rules that are simulated together."""
 STEPS_KEPT = 2**20
-"""The most steps of all rules that are simulated together, because their results are kept."""
+"""The largest number of results, for all steps and all rules that are simulated together."""
 NUMBERS_REMEMBERED = 2**26
-"""The most numbers in the state of all rules that are simulated together."""
+"""The largest number of scalars in the state of all rules that are simulated together."""
 
 
 class Steps(NamedTuple):
@@ -46,13 +46,14 @@ class Steps(NamedTuple):
 
 
 class Walk:
-    """A simulation of rules of one kind, which continues where it stopped. The run may grow.
+    """A simulation of similar rules. It can continue where it stopped, also if the run grows.
 
-    Rules that differ only in a number that a slider moves are simulated together. That takes hardly
-    longer than a single rule. So the next position of the slider is known before the page asks.
+    Rules that differ only in a number that a slider moves are simulated together. This takes hardly
+    longer than the simulation of one rule. So the effect of the next slider position is known
+    before the page asks for it.
 
     Args:
-        rules: The rules, which are a group of `kinds`.
+        rules: The rules, as one of the groups that `kinds` returns.
     """
 
     def __init__(self, rules: Sequence[NormRule]) -> None:
@@ -65,15 +66,15 @@ class Walk:
         self._seconds = 0.0  # the time of all parts
 
     def ahead(self, trace: Trace) -> int:
-        """Return how many steps must still be simulated one after the other."""
+        """Return how many steps the simulation must still run one after another."""
         return max(0, len(trace) - self._ends[-1]) if self._has_state else 0
 
     def seconds(self, trace: Trace) -> float:
-        """Return how long the rest will take, at the speed so far."""
+        """Return how many seconds the rest of the simulation will take, at the speed so far."""
         return self._seconds * self.ahead(trace) / max(1, self._ends[-1])
 
     def seconds_per_step(self) -> float:
-        """Return how long a step has taken so far."""
+        """Return how many seconds a step has taken on average."""
         return self._seconds / self._ends[-1]
 
     def steps(self, trace: Trace, text: str, start: int) -> Iterator[tuple[int, Steps]]:
@@ -114,10 +115,10 @@ class Preview(NamedTuple):
     """A simulation of a sample of the rows of a run.
 
     Attributes:
-        every: The sample has one row of this many rows.
+        every: The sample has one row out of every `every` rows.
         rows: The rows in the sample.
-        steps: The effect of the rule if the sample were the whole run.
-        seconds: How long a step has taken.
+        steps: The effect of the rule on the sample, as if the sample were the whole run.
+        seconds: How many seconds a step has taken on average.
     """
 
     every: int
@@ -129,8 +130,9 @@ class Preview(NamedTuple):
 def preview(trace: Trace, rule: NormRule) -> Preview:
     """Simulate a rule on a random sample of the rows of a run.
 
-    The sample has a random row of every few rows that follow each other. With a fixed distance,
-    an event in every thousandth step would be in all rows of the sample, or in none.
+    The run is split into blocks of equal length, and the sample has one random row of each block.
+    With a fixed distance between rows, an event in every thousandth step could be in all rows of
+    the sample, or in no row.
     """
     every = -(-len(trace) // PREVIEW_ROWS)
     first = torch.arange(0, len(trace), every)
@@ -143,12 +145,12 @@ def preview(trace: Trace, rule: NormRule) -> Preview:
 
 
 def joined(parts: Sequence[Steps]) -> Steps:
-    """Join parts that follow each other."""
+    """Join consecutive parts of a simulation."""
     return Steps(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def summed(part: Trace, metrics: dict[str, Tensor]) -> Steps:
-    """Return the steps of a rule over all units together, from its metrics for each unit."""
+    """Return the effect of a rule over all units together, from the metrics of each unit."""
     simulation = Simulation(part, {"": metrics}, {})
     limits = metrics["limit"].nan_to_num(0.0, posinf=math.inf)
     has_no_gradient = metrics["norm"].isnan().all(1)
@@ -157,7 +159,7 @@ def summed(part: Trace, metrics: dict[str, Tensor]) -> Steps:
 
 
 class Verdict:
-    """How well a rule separates bad steps from good ones, over the steps that were added so far.
+    """How well a rule separates bad steps from good steps, over the steps added so far.
 
     Args:
         bad: The rows that are known to be bad.
@@ -187,10 +189,10 @@ class Verdict:
         self._largest = max(self._largest, steps.left.max().item())
 
     def summary(self) -> dict[str, float | str | None]:
-        """Return the numbers that the page shows in its table.
+        """Return the numbers in the table of the page.
 
         These are the shares of clipped steps, of false alarms and of missed bad steps, and the
-        largest norm after the rule. A share is None if there are no steps of its kind.
+        largest norm after the rule. A share is None if it is a share of no steps.
         """
         clipped = self._good_clipped + self._bad_clipped
         false_alarms = None
@@ -208,7 +210,7 @@ class Verdict:
 
 
 def judged(bad: Sequence[int], steps: Steps) -> dict[str, float | str | None]:
-    """Return the summary of the `Verdict` about the steps of a whole run."""
+    """Return the summary of a `Verdict` on the steps of a whole run."""
     verdict = Verdict(bad)
     verdict.add(torch.arange(len(steps.left)), steps)
     return verdict.summary()
@@ -238,5 +240,5 @@ def together(rule: NormRule, others: Sequence[NormRule], units: int, steps: int)
 
 
 def state_size(rule: NormRule) -> int:
-    """Return how many numbers a rule keeps for each unit."""
+    """Return how many scalars a rule stores for each unit."""
     return sum(torch.as_tensor(value).numel() for value in rule.init_unit().values())
