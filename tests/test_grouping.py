@@ -149,7 +149,7 @@ def test_a_model_may_place_its_names_itself() -> None:
 
 
 def test_where_a_rate_is_not_known_layer_decay_is_told_as_timm_does_and_warned_of() -> None:
-    with pytest.warns(UserWarning, match=r"'embed.weight' is not known here.*give lr="):
+    with pytest.warns(UserWarning, match=r"'embed.weight' is not known, .*give lr="):
         made = groups(Net(), {"head.*": {"lr": 8.0}}, layer_decay=0.5)
     scales = held(made, "lr_scale")
     assert (scales["embed.weight"], scales["norm.bias"], scales["head.bias"]) == (0.125, 1.0, None)

@@ -167,7 +167,7 @@ def test_a_live_value_that_changes_nothing_is_reported():
     with pytest.raises(AssertionError) as error:
         check_pure(ClipNorm(1.0), Helped(), LR(0.1))
     assert str(error.value) == (
-        "Helped: the live value 'gain' has no effect: with 2.0, 1.0, 4.0, 1.02, 0.5, 0.001, 1000.0 "
+        "Helped: the hyperparameter 'gain' has no effect: with 2.0, 1.0, 4.0, 1.02, 0.5, 0.001, 1000.0 "
         "and 0.0 the steps are the same; let the rule read group['gain'], pass shapes= of "
         "parameters that reach the rule, or pass idle=['gain'] if this chain does not use it"
     )
@@ -175,13 +175,13 @@ def test_a_live_value_that_changes_nothing_is_reported():
 
 def test_one_that_a_chain_does_not_use_is_named_by_who_calls():
     with pytest.raises(
-        AssertionError, match=r"Half: the live value 'unused' has no effect: .*None"
+        AssertionError, match=r"Half: the hyperparameter 'unused' has no effect: .*None"
     ):
         check_pure(Half(), LR(0.1))
     check_pure(Half(), LR(0.1), idle=["unused"])
     with pytest.raises(AssertionError, match=r"Half/used' has no effect: .* group\['used'\]"):
         check_pure(Half(), Masked(Half(), is_head), LR(0.1), idle=["Half/unused"])
-    with pytest.raises(ValueError, match=r"idle names 'unsued', .* did you mean 'unused'"):
+    with pytest.raises(ValueError, match=r"idle has 'unsued', .* did you mean 'unused'"):
         check_pure(Half(), LR(0.1), idle=["unsued"])
 
 

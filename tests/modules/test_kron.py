@@ -436,7 +436,7 @@ def test_a_count_that_is_no_tensor_is_refused_in_a_sentence():
     steps(opt, params, 0)
     checkpoint = saved(opt)
     checkpoint["state"][0]["Kron/step"] = 3.0
-    words = "the checkpoint has 3.0 where 'Kron/step' of parameter 0 .*a tensor of shape .1,."
+    words = "the checkpoint has 3.0 for 'Kron/step' of parameter 0, .*a tensor of shape .1,."
     with pytest.raises(ValueError, match=words):
         opt.load_state_dict(checkpoint)
 

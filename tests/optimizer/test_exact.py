@@ -452,7 +452,7 @@ def test_every_tensor_of_a_state_dict_can_be_sent_between_ranks(engine: str) -> 
 
 WRONG_STATES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "lacks \\['1.bias'\\]": lambda whole: {k: t for k, t in whole.items() if k != "1.bias"},
-    "has \\['2.bias'\\] besides": lambda whole: {**whole, "2.bias": torch.zeros(4)},
+    "also has \\['2.bias'\\]": lambda whole: {**whole, "2.bias": torch.zeros(4)},
     "'1.weight' has shape": lambda whole: {**whole, "1.weight": torch.zeros(4, 4)},
     "'1.bias' must be a tensor, got float": lambda whole: {**whole, "1.bias": 0.0},
     "must be a state dict, got NoneType": lambda whole: None,

@@ -16,6 +16,7 @@ from torchzero_clip.core.config import from_config, to_config
 from torchzero_clip.core.description import Description, class_with
 from torchzero_clip.core.ending import divide_now, finish
 from torchzero_clip.core.link import Link
+from torchzero_clip.core.plan import Tail
 from torchzero_clip.core.scalars import numbered
 from torchzero_clip.core.sharding.layout import locals_of
 from torchzero_clip.core.step import Step
@@ -119,11 +120,26 @@ def end(buckets: Sequence[Bucket]) -> None:
             bucket.subtract()
         elif not finish(bucket, tail):
             divide_now(bucket, tail)
-            rest = [bucket]
-            for link in tail.links:
-                rest = _run_link(link, rest)
-            for part in rest:
-                part.subtract()
+            _run_one_by_one(bucket, tail)
+
+
+def _run_one_by_one(bucket: Bucket, tail: Tail) -> None:
+    """Run the links of a tail, because one call cannot do them, and subtract the update.
+
+    After the rule of the tail, its scalings are still one pass over memory if that is possible.
+    """
+    links = list(tail.links)
+    parts = [bucket]
+    if tail.rule is not None:
+        parts = _run_link(links.pop(0), parts)
+    for part in parts:
+        if links and tail.rule is not None and finish(part, bucket.step.tails[links[0]]):
+            continue
+        scaled = [part]
+        for link in links:
+            scaled = _run_link(link, scaled)
+        for last in scaled:
+            last.subtract()
 
 
 def _run_link(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:

@@ -67,6 +67,8 @@ def joint_norm(tensors: Sequence[Tensor], m: Measure) -> Tensor | None:
     This is faster than joining the norms of single tensors. It is only possible for the 2-norm of
     short tensors on CPU. In all other cases, the result is None.
     """
+    if torch.compiler.is_compiling():  # torch.compile cannot trace the checks below
+        return None
     if m != NAMED["l2"] or not SINGLE.issuperset(map(DTYPE, tensors)):
         return None
     if not (readable(tensors[0]) and all_real(tensors) and all(map(Tensor.numel, tensors))):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from torchzero_clip.core import Bucket, Transform
+from torchzero_clip.core.traits import Routing
 
 
-class Identity(Transform):
+class Identity(Transform, Routing):
     """Identity returns the update unchanged.
 
     Use it as a placeholder, for example in place of a clipping rule that is switched off.
@@ -24,6 +25,7 @@ class Identity(Transform):
     leaves = "gradient"
     reach = "tensor"
     pure = True
+    takes_all = True
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         return buckets
