@@ -167,8 +167,8 @@ def test_a_live_value_that_changes_nothing_is_reported():
     with pytest.raises(AssertionError) as error:
         check_pure(ClipNorm(1.0), Helped(), LR(0.1))
     assert str(error.value) == (
-        "Helped: the hyperparameter 'gain' has no effect: with 2.0, 1.0, 4.0, 1.02, 0.5, 0.001, 1000.0 "
-        "and 0.0 the steps are the same; let the rule read group['gain'], pass shapes= of "
+        "Helped: the hyperparameter 'gain' has no effect: with 2.0, 1.0, 4.0, 1.02, 0.5, 0.001, "
+        "1000.0 and 0.0 the steps are the same; let the rule read group['gain'], pass shapes= of "
         "parameters that reach the rule, or pass idle=['gain'] if this chain does not use it"
     )
 
