@@ -50,8 +50,8 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
     "Warm-up and decay do not make clipping unnecessary.": [
         guide("better", trouble, *DECAYED) for trouble in ("exploding", "heavy tails")
     ],
-    "For a spike in only one tensor, see Spikes in one tensor: there, thresholds per tensor "
-    "recover sooner than a global threshold.": (TENSORS,),
+    "in one run with fixed gradients, `ClipNorm` and `AdaGC` per tensor recover sooner than "
+    "`ClipNorm` with a global threshold.": (TENSORS,),
     "`SPAM`'s rate in bad batches is ahead of the next one by less than the two seeds differ.": (
         Seen("guide.csv: the losses of the two seeds of tuning", close_rates),
     ),

@@ -105,7 +105,7 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
             lambda: all(pair.comparison.equal == 0 for pair in NO_COST[1:]),
         ),
     ),
-    "Layer norms, warm-up and learning rate decay do not replace clipping.": (
+    "Layer norms, warm-up and weight decay do not replace clipping.": (
         guide("not significantly different", CALM, *DECAYED),
         *[guide("better", trouble, *DECAYED) for trouble in WRONG],
     ),
@@ -190,7 +190,7 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
     "threshold of 1 significantly by more than 0.01.": [
         close(trouble, f"Adam, {rule}") for trouble in WRONG for rule in FOLLOWING
     ],
-    "If the norms change during training, this threshold misses more spikes": (
+    "If the norms change a lot during training, this threshold can miss spikes": (
         Seen(
             "simulate.csv: ClipNorm at twice the median misses spikes in ppo and none in "
             "language_trouble",
