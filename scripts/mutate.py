@@ -33,7 +33,7 @@ import torch  # noqa: E402
 from tests.identities.identity import Identity, apart, load  # noqa: E402
 
 PACKAGE = ROOT / "torchzero_clip"
-ROOMS = (PACKAGE / "modules", PACKAGE / "published")
+MUTATED_PACKAGES = (PACKAGE / "modules", PACKAGE / "published")
 
 OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,
@@ -248,7 +248,7 @@ def lines_of(identity: Identity) -> Lines:
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         file = frame.f_code.co_filename
-        if not file.startswith(tuple(map(str, ROOMS))):
+        if not file.startswith(tuple(map(str, MUTATED_PACKAGES))):
             return None
         seen.setdefault(frame.f_code, set()).add(frame.f_lineno)
         return trace

@@ -260,7 +260,7 @@ class TensorList:
 
     # ------------------------------------------------------------------ operators
 
-    # All methods that compute call `_new` or `_write`, which lists with deferred values override.
+    # All methods that compute call `_new` or `_write`, which the lists of compiled steps override.
     # The name is the name of a `torch._foreach_*` operator, or a key of STAND_INS.
 
     def _new(self, name: str, *operands: Any) -> TensorList:

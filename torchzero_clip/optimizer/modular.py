@@ -37,9 +37,9 @@ class Modular(ChainRunner):
         params: Parameters, named parameters, or groups of either. A group may override every
             hyperparameter of the chain: `{"params": ..., "max_norm": 0.5}`.
         *transforms: The chain, first to last.
-        fused: True delays factors, decays and learning rates until the last pass over memory. If
-            the last links are equivalent to one of torch's fused optimizers, this optimizer runs
-            them. False runs every link with its own formula. The results agree up to rounding.
+        fused: True runs the end of the chain in one pass over memory if that is possible. For
+            example, `Adam`, `WeightDecay` and `LR` are one call of torch's fused AdamW. False runs
+            every link with its own formula. The results agree up to rounding.
         compile: Compile the operators of the links between two norms into one kernel, at the first
             step. Compilation takes about a second. It needs a C++ compiler on CPU and Triton on
             CUDA. A changed hyperparameter, or gradients of other parameters, do not need a new
