@@ -111,8 +111,8 @@ class Cohort:
             and self.names == names
             and (self.plain or self._placements == list(map(placements, params)))
             and all(map(operator.is_, params, self.originals))
-            and all(map(operator.eq, map(SHAPE, params), self.shapes))
-            and all(map(operator.eq, map(SHAPE, grads), self.shapes))
+            and list(map(SHAPE, params)) == self.shapes
+            and list(map(SHAPE, grads)) == self.shapes
             and set(map(DTYPE, params)) == {self.dtype}
             and set(map(DTYPE, grads)) == {self.grad_dtype}
             and set(map(LAYOUT, grads)) == {torch.strided}

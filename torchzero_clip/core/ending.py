@@ -76,7 +76,7 @@ def _kernel(bucket: Bucket) -> FusedKernel | None:
     alike = len(bucket.cohort.kinds(link.path, link.state_names)) == 1
     if not alike or bucket.cohort.dtype.is_complex or link.acts is not link.transform:
         return None
-    group = bucket.group
+    group = bucket.numbers_of_group()
     if not _only_numbers(group):
         return None
     kernel: FusedKernel | None = link.transform.fused(group)

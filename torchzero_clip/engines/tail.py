@@ -8,7 +8,6 @@ values need little memory.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -174,7 +173,7 @@ def _takes(
     if not (all_plain(tensors) and all(map(Tensor.is_contiguous, tensors))):
         return False
     for row in alike:
-        if len(row) != len(shapes) or not all(map(operator.eq, map(SHAPE, row), shapes)):
+        if list(map(SHAPE, row)) != shapes:
             return False
     if wide is not None and not wide.cut:
         return False
