@@ -99,7 +99,7 @@ def test_a_name_gets_its_signature_arguments_and_example(
     assert "Args:" in text
     assert ">>> " in text
     for live in getattr(value, "live", ()):
-        assert live in head.split("live, in param_groups: ")[1]
+        assert live in head.split("live hyperparameters, stored in param_groups: ")[1]
 
 
 @at_once("name", torchzero_clip.__all__)
@@ -171,7 +171,7 @@ def test_a_published_name_gets_its_chain_link_by_link_and_its_reference(
 
 
 def test_names_are_listed_with_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(capsys).split("Names people know, for named(...)\n")[1].splitlines()
+    lines = printed(capsys).split("Published optimizers, for named(...)\n")[1].splitlines()
     assert {line.split()[0] for line in lines[: lines.index("")] if line[2] != " "} == set(NAMES)
 
 

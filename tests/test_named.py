@@ -47,7 +47,9 @@ def test_an_option_is_one_key_or_told_to_be_ambiguous(name: str) -> None:
         given = trained(named(name, **{option: value}))
         for how in ({"group": {option: value}}, {"live": {option: value}}):
             if option in keys.ambiguous:
-                with pytest.raises(ValueError, match=f"{option!r} is ambiguous here: use one of"):
+                with pytest.raises(
+                    ValueError, match=f"{option!r} of a parameter group is ambiguous"
+                ):
                     trained(named(name), **how)
             else:
                 assert torch.equal(trained(named(name), **how), given), how

@@ -147,15 +147,15 @@ def test_what_is_repeated_as_it_is_done_anew_passes(chain):
     ("rule", "why"),
     [
         (Inherits(), "Inherits does not set `pure = True`"),
-        (Counts(), "is not the same where it is replayed"),
+        (Counts(), "if it is replayed from a recording, but"),
         (Looks(), "no step was replayed"),
         (Reads(), "no step was replayed"),
         (Points(), "no step was replayed"),
-        (Lists("tolist"), "tolist reads a tensor on the host"),
-        (Takes("numpy"), "numpy reads a tensor on the host"),
-        (Takes("__array__"), "__array__ reads a tensor on the host"),
-        (Takes("__repr__"), "__repr__ reads a tensor on the host"),
-        (Lambda(halved), "Lambda: fn may be any function"),
+        (Lists("tolist"), "tolist copies a tensor to the CPU"),
+        (Takes("numpy"), "numpy copies a tensor to the CPU"),
+        (Takes("__array__"), "__array__ copies a tensor to the CPU"),
+        (Takes("__repr__"), "__repr__ copies a tensor to the CPU"),
+        (Lambda(halved), "Lambda: fn can be any function"),
     ],
 )
 def test_what_is_not_pure_is_found(rule, why):

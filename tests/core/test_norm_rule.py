@@ -77,5 +77,5 @@ def test_a_norm_rule_without_limit_says_what_to_write():
     class Nothing(NormRule):
         pass
 
-    with pytest.raises(NotImplementedError, match="Nothing has no limit"):
+    with pytest.raises(NotImplementedError, match="Nothing must define limit"):
         run_once(Nothing())

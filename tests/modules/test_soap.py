@@ -389,7 +389,8 @@ def test_other_links_turn_along():
 def test_the_plan_and_the_file():
     opt = Modular(model(torch.float32).values(), named("soap"))
     assert (
-        "InBasis/SOAPBasis: a matrix is refreshed in its first step and every 10" in opt.explain()
+        "InBasis/SOAPBasis: each matrix is refreshed in the first step and every 10"
+        in opt.explain()
     )
     with pytest.raises(SourceError, match="InBasis"):
         opt.to_source()

@@ -275,7 +275,7 @@ def test_a_gradient_in_the_memory_of_its_parameter_is_copied_and_then_is_the_att
     torch.testing.assert_close(p.main_grad, torch.full((4,), 0.5))
     with pytest.raises(
         RuntimeError,
-        match="returned a gradient that a rule cannot change in place",
+        match="returned a gradient that cannot be changed in place",
     ):
         Modular([p], ClipNorm(0.1, target="grad"), LR(0.5), grad=lambda p: p.detach()).step()
 

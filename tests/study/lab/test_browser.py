@@ -138,7 +138,7 @@ def test_a_long_run_has_a_preview_can_be_stopped_and_goes_on(
     browser.value("toggle(5)")
     browser.wait("cards[0].summary.missed !== null")
     assert browser.value("[cards[1].have, cards[1].stopped, cards[1].halt.textContent]") == [
-        1000, True, "Go on"
+        1000, True, "Continue"
     ]  # fmt: skip
     browser.value("cards[1].halt.click()")
     browser.wait(READY)
@@ -156,9 +156,7 @@ def test_infinite_and_huge_norms_are_shown_as_they_are(browser: Browser, lab: La
         "[...$('largest').tBodies[0].rows].map((row) => row.cells[2].textContent)"
     )
     assert cells == ["infinite", "1e300", "1.23e5", "1", "1.5e-7"]
-    assert "the largest is 1e300. 2 are infinite or no number." in browser.value(
-        "$('facts').textContent"
-    )
+    assert "the largest is 1e300. 2 are infinite or NaN." in browser.value("$('facts').textContent")
     browser.value("change(cards[0], { text: \"ClipNorm(float('inf'), dim='global')\" }) && 0")
     browser.wait(f"cards[0].text.includes('inf') && !cards[0].busy && {READY}")
     assert browser.value("$('results').tBodies[0].rows[0].cells[2].textContent") == "infinite"
@@ -306,4 +304,4 @@ def test_a_run_on_its_way_is_followed_and_closing_the_page_ends_the_program(tmp_
             browser.close()
             until(lambda: program.poll() is not None, 20, "the program has ended")
         assert program.returncode == 0
-        assert program.stdout.read().endswith("The page was closed.\n")
+        assert program.stdout.read().endswith("The lab has stopped.\n")
