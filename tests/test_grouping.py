@@ -172,7 +172,7 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
         ValueError,
         "'copy.weight' is the same parameter as 'head.weight'",
     ),
-    ({"rules": {"*": {"lr": 1}, "head.*": {"lr": 2}}}, ValueError, "'head.*' changes nothing"),
+    ({"rules": {"*": {"lr": 1}, "head.*": {"lr": 2}}}, ValueError, "'head.*' has no effect"),
     ({"rules": {"*.bias": {"weight_decay": 0.1}}}, ValueError, "unless decay_vectors=True"),
     ({"rules": [("head.*", {})]}, TypeError, "rules must be a dict"),
     ({"rules": {"head.*": 0.1}}, TypeError, "must be a dict of hyperparameters"),
@@ -181,7 +181,11 @@ ERRORS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"lr": 1.0, "layer_decay": 0.0}, ValueError, "greater than 0, got 0.0"),
     ({"lr": 1.0, "layer_decay": "x"}, ValueError, "greater than 0, got 'x'"),
     ({"lr": 1.0, "layer_decay": 0.5, "layers": ["*"]}, ValueError, "found only one layer"),
-    ({"lr": 1.0, "layer_decay": 0.5, "layers": ["embed.*", "head.*"]}, ValueError, "in none of"),
+    (
+        {"lr": 1.0, "layer_decay": 0.5, "layers": ["embed.*", "head.*"]},
+        ValueError,
+        "does not match 'blocks",
+    ),
 ]
 
 

@@ -122,7 +122,7 @@ def test_an_unknown_name_gets_the_nearest(
 ) -> None:
     code, out, err = ended(capsys, given)
     assert (code, out) == (2, "")
-    assert f"there is no {given!r}: did you mean '{meant}" in err
+    assert f"unknown name {given!r}: did you mean '{meant}" in err
 
 
 @pytest.mark.parametrize(

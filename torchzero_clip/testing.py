@@ -95,10 +95,10 @@ def _check_effects(transforms: Sequence[Transform], shapes: Shapes, idle: Collec
                 continue
             *others, last = map(repr, [value, *tried])
             raise AssertionError(
-                f"check_pure: the hyperparameter {key!r} has no effect: steps with "
-                f"{', '.join(others)} and {last} are equal. {link.path} must read "
-                f"group[{name!r}]. If it does, pass shapes= of parameters that it changes, or "
-                f"idle=[{key!r}] if it does not use {name} here"
+                f"{link.path}: the hyperparameter {key!r} has no effect: steps with "
+                f"{', '.join(others)} and {last} are equal. The class must read group[{name!r}]. "
+                "If it does, pass shapes= of parameters that it changes, or pass "
+                f"idle=[{key!r}] if this chain does not use {name}"
             )
 
 

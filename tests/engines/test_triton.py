@@ -489,7 +489,7 @@ def test_without_triton_a_sentence_says_what_to_install(elsewhere: Callable[...,
     elsewhere()
     with pytest.raises(
         RuntimeError,
-        match="compile=True needs Triton for parameters on cuda: pip install triton; leave compile",
+        match=r"compile=True needs Triton for parameters on cuda: pip install triton. Alter",
     ):
         Compiled([]).check(torch.device("cuda"))
     elsewhere(triton_is_here=True)

@@ -58,7 +58,7 @@ def test_a_branch_that_decides_is_warned_of() -> None:
     opt = Modular(net.named_parameters(), ClipNorm(1.0, dim="global"), muon(net), LR(0.1))
     for name, p in net.named_parameters():
         p.grad = torch.full_like(p, 1e3 if matrices_and_rest(net)[name] == "matrices" else 1.0)
-    assert "it is the norm of matrices in effect" in opt.explain()
+    assert "matrices dominates this norm" in opt.explain()
 
 
 def test_norms_of_branches_are_their_own() -> None:

@@ -287,13 +287,13 @@ def test_what_is_neither_a_name_nor_a_function_is_refused(given: Any) -> None:
 
 
 def test_a_file_of_plain_torch_has_no_words_for_it() -> None:
-    with pytest.raises(SourceError, match="grad='main_grad' cannot be written"):
+    with pytest.raises(SourceError, match="grad='main_grad' cannot be exported"):
         Modular(params(), Adam(), LR(1.0), grad="main_grad").to_source()
 
 
 def test_a_name_that_no_parameter_has_is_told_of() -> None:
     opt = Modular(params(elsewhere=True), Adam(), LR(1.0), grad="main_gard")
-    assert "no parameter has a gradient in grad='main_gard', so .grad counts." in opt.explain()
+    assert "no parameter has a gradient in grad='main_gard', so .grad is used." in opt.explain()
 
 
 def test_explain_is_that_of_the_same_chain() -> None:

@@ -191,7 +191,7 @@ def test_a_limit_of_zero_warns_in_front_of_other_optimizers_as_well():
             "ClipNorm before Accumulate clips the gradients of parts of a batch, not their mean.",
         ),
         ([ClipValue(1.0), Accumulate(2), LR(0.1)], "ClipValue before Accumulate clips"),
-        ([ClipNorm(1.0, dim=-1), LR(0.1)], "ClipNorm: dim=-1 uses one norm per slice, dim=None"),
+        ([ClipNorm(1.0, dim=-1), LR(0.1)], "ClipNorm: dim=-1 uses one norm per slice; dim=None"),
         ([Momentum(), Adam(), LR(0.1)], "because the first beta of Adam is a momentum too."),
         (
             [EMA(0.9), Normalize(), Adam(), LR(0.1)],
@@ -300,7 +300,10 @@ def test_explain_names_a_value_that_was_set_in_the_group_of_the_optimizer_too_la
 def test_a_percentile_that_looks_like_a_share_warns_with_the_percent(rule):
     (message,) = warned(rule, LR(0.1))
     share = rule.percentile
-    assert f"percentile={share} is less than one percent: write {100 * share:g}" in message
+    words = (
+        f"percentile={share} is less than one percent: for the fraction {share}, write percentile="
+    )
+    assert f"{words}{100 * share:g}" in message
     assert warned(ClipPercentile(0), LR(0.1)) == warned(ClipPercentile(1), LR(0.1)) == []
 
 

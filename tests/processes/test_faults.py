@@ -95,7 +95,9 @@ def test_a_nan_in_the_shard_of_one_rank_stops_all(tmp_path):
     before = [*[f"step {step}: done" for step in range(3)], "load: done"]
     told = "safe to save: [True, False]"  # on the other rank as well
     assert first[:5] == second[:5] == [*before, told]
-    assert re.match(r"load: ValueError .* has NaN in 'Adam/exp_avg'of parameter 0: load", second[5])
+    assert re.match(
+        r"load: ValueError .* has NaN in 'Adam/exp_avg' of parameter 0: load", second[5]
+    )
     assert re.match(r"load: ValueError |step 3: \w+Error ", first[-1])
 
 
@@ -220,7 +222,7 @@ def spoil(t: Tensor) -> Tensor:
 NAN = "has NaN in {} of parameter 1: load an earlier checkpoint, or"
 STRANGE = "has the state ['{}'] for {}, but no transform"
 MUTATIONS: dict[str, tuple[Callable[[Any, str], None], str]] = {
-    "missing: a tensor": (drop(state, "whole"), "lacks {} of parameter 1"),
+    "missing: a tensor": (drop(state, "whole"), "has no state {} for parameter 1"),
     "missing: a number": (drop(state, NUMBER), f"has no state '{NUMBER}' for parameter 1"),
     "missing: a number of the model": (
         drop(shared, SHARED),
@@ -231,7 +233,7 @@ MUTATIONS: dict[str, tuple[Callable[[Any, str], None], str]] = {
         "has no state 'ZClip/count', 'ZClip/mean', ",
     ),
     "missing: the chain": (drop(group, "chain"), "was not saved by torchzero_clip"),
-    "missing: the parameters": (drop(group, "params"), "has groups of [0] parameters"),
+    "missing: the parameters": (drop(group, "params"), "parameter groups of sizes [0]"),
     "missing: the state": (
         drop(top, "state"),
         "with the keys 'state' and 'param_groups', got ['par",
@@ -247,7 +249,7 @@ MUTATIONS: dict[str, tuple[Callable[[Any, str], None], str]] = {
     ),
     "extra: of a link": (put(shared, **{"ZClip/x": 1.0}), STRANGE.format("ZClip/x", "group 0")),
     "extra: of no link": (put(shared, **{"Z/x": 1.0}), STRANGE.format("Z/x", "group 0")),
-    "extra: a misspelt value": (put(group, mull=2.0), "group 0 of the checkpoint: unknown group"),
+    "extra: a misspelt value": (put(group, mull=2.0), "group 0 of the checkpoint: unknown key"),
     "shape: a tensor": (put(state, whole=torch.zeros(1)), "has shape (1,) for"),
     "shape: a number": (put(state, number=torch.ones(1)), f"has shape (1,) for '{NUMBER}'"),
     "shape: of the model": (put(shared, shared=torch.ones(2)), f"has shape (2,) for '{SHARED}'"),
@@ -375,7 +377,7 @@ def test_what_begins_as_nan_or_infinite_loads():
     for p, q in zip(first.params, second.params, strict=True):
         assert p.equal(q)
     checkpoint["state"][0]["ClipValueGrowth/previous"] = torch.full((3, 4), math.nan)
-    refused(second, checkpoint, "has NaN in 'ClipValueGrowth/previous'of parameter 0: load")
+    refused(second, checkpoint, "has NaN in 'ClipValueGrowth/previous' of parameter 0: load")
 
 
 def test_state_that_one_of_several_links_lacks_is_missed():

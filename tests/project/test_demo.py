@@ -316,11 +316,11 @@ def test_without_matplotlib_there_is_a_report_without_pictures(
     monkeypatch.delitem(sys.modules, "race.picture", raising=False)
     monkeypatch.delattr("race.picture", raising=False)
     demo.main(["--steps", "2", "--out", str(tmp_path), "--chains", ADAM])
-    assert "needs matplotlib (pip install" in capsys.readouterr().out
+    assert "No picture: install matplotlib with pip install" in capsys.readouterr().out
     assert not (tmp_path / "race.png").exists()
     page = (tmp_path / "race.html").read_text(encoding="utf-8")
     assert "<svg" not in page
-    assert "they need matplotlib" in page
+    assert "because matplotlib is not installed" in page
 
 
 class Terminal(io.StringIO):

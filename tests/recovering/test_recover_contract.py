@@ -526,7 +526,7 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: Recover(OPT, MODEL).load_state_dict({}),
         ValueError,
-        "needs the result of Recover.state_dict(),",
+        r"needs the result of Recover\.state_dict\(\), got",
     ),
 ]
 

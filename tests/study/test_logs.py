@@ -164,8 +164,8 @@ DAMAGED[len(DAMAGED) // 2] ^= 255
 
 
 NO_LOGS = [
-    (b"[" * 100_000, "brackets that are nested too deep"),
-    (b'{"a":' * 100_000, "brackets that are nested too deep"),
+    (b"[" * 100_000, "brackets that are nested too deeply"),
+    (b'{"a":' * 100_000, "brackets that are nested too deeply"),
     (b'{"step": 1, "grad_norm": 1}\n' + b"[" * 100_000 + b"\n{}\n", "too deep"),
     (b'{"a":' * 3000 + b"1" + b"}" * 3000, "too deep"),
     (b"{\"a\": 1}\n{'a': 1 + x}\n{}\n", r"must be a JSON object, got line 2: {'a': 1 \+ x}$"),

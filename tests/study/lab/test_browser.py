@@ -129,11 +129,13 @@ def test_a_long_run_has_a_preview_can_be_stopped_and_goes_on(
     browser.value("change(cards[1], { text: 'ZClip(alpha=0.9, max_norm=None)' }) && 0")
     browser.wait("cards[1].preview && cards[1].have === 1000")
     shown = browser.value("cards[1].shown.textContent")
-    assert re.match(r"clips about [\d.]+ % of the steps, as one row in 3 has it, all in", shown)
+    assert re.match(
+        r"clips about [\d.]+ % of the steps, estimated from one row in 3, complete in", shown
+    )
     assert browser.value("cards[1].left.filter((x) => x >= 0).length") > 1400
     assert browser.value("cards[1].halt.getAttribute('aria-label')") == "Stop with rule 2"
     browser.value("cards[1].halt.click()")
-    assert "has it, stopped after 1,000" in browser.value("cards[1].shown.textContent")
+    assert "stopped after 1,000" in browser.value("cards[1].shown.textContent")
     gate.set()
     browser.value("toggle(5)")
     browser.wait("cards[0].summary.missed !== null")
@@ -265,7 +267,10 @@ def test_what_is_copied_is_the_chain(browser: Browser, lab: LabServer) -> None:
         .splitlines()[1]
         .startswith("attach(optimizer, ClipNorm(")
     )
-    assert browser.value("cards[0].copied.textContent") in ("copied", "marked: copy it with Ctrl+C")
+    assert browser.value("cards[0].copied.textContent") in (
+        "copied",
+        "selected: copy it with Ctrl+C",
+    )
 
 
 def test_a_wrong_rule_and_a_wrong_file_get_a_sentence(browser: Browser, lab: LabServer) -> None:
@@ -278,7 +283,7 @@ def test_a_wrong_rule_and_a_wrong_file_get_a_sentence(browser: Browser, lab: Lab
     browser.wait("!$('alert').hidden")
     assert "['epoch', 'loss']" in browser.value("$('alert').textContent")
     browser.value("send(new File(['['.repeat(100000)], 'x.json'))")
-    browser.wait("$('alert').textContent.includes('brackets that are nested too deep')")
+    browser.wait("$('alert').textContent.includes('brackets that are nested too deeply')")
     browser.value("send(new File(['step,grad_norm\\n1,2\\n2,3\\n'], 'y.csv'))")
     browser.wait("$('title').textContent === 'y.csv' && run.steps === 2 && $('alert').hidden")
     browser.wait(READY)

@@ -109,7 +109,7 @@ def test_a_dropped_file_is_the_run(server: LabServer) -> None:
     wrong = refused(server, "file", b"epoch,loss\n1,2\n", **kind)
     assert "such as grad_norm, and preferably a column such as step" in wrong
     assert "its columns are ['epoch', 'loss']" in wrong
-    assert "brackets that are nested too deep" in refused(server, "file", b"[" * 100_000, **kind)
+    assert "brackets that are nested too deeply" in refused(server, "file", b"[" * 100_000, **kind)
     assert server.session.run(0, 0)["steps"] == 2
 
 
