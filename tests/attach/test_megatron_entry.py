@@ -159,7 +159,9 @@ def test_names_that_are_two_are_refused() -> None:
 
 
 def test_a_name_of_state_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"names has the key 'Adam/exp_avgs'.* did you mean 'Adam/ex"):
+    with pytest.raises(
+        ValueError, match=r"names has the key 'Adam/exp_avgs'.* did you mean 'Adam/ex"
+    ):
         megatron_entry(Adam(), LR(1.0), names={"Adam/exp_avgs": "m"})
     with pytest.raises(ValueError, match=r"names has the key 'state'.*; they keep \['Adam/step',"):
         megatron_entry(Adam(), LR(1.0), names={"state": "m"})

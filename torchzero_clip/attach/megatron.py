@@ -89,9 +89,9 @@ def megatron_entry(
     if odd:
         warn(
             "megatron_entry: checkpoints in the format torch_dist cannot store the state "
-            f"{', '.join(odd)}, because its shape differs from the shape of its parameter: save "
-            "with --ckpt-format torch, or use transforms without such state, for example "
-            "with dim='global'"
+            f"{', '.join(odd)}, because its shape differs from the shape of its parameter. Save "
+            "with --ckpt-format torch, or use transforms without such state, for example with "
+            "dim='global'"
         )
     keys = GroupKeys(bind(Chain(*transforms))).defaults
 

@@ -138,7 +138,7 @@ def read(cls: type, name: str, hint: Any) -> tuple[bool, Allowed | None]:
     kind = kind_of(hint)
     if kind is None and any([isinstance(x, Within) for x in inside]):
         raise TypeError(
-            f"{field}, {hint}, has bounds in a place where they cannot be checked: bounds are "
+            f"{field}, {hint}, has bounds in a place where they cannot be checked. Bounds are "
             "supported for a number, for a number or None, and for a tuple if all its elements "
             "have the same bounds, such as tuple[Share, Share]"
         )

@@ -78,7 +78,7 @@ def operand(x: Any, tensors: Sequence[Tensor], as_it_is: bool = False) -> Any:
     if x.shape != (len(tensors),):
         raise ValueError(
             f"a vector operand must have one element for each of the {len(tensors)} tensors in the "
-            f"TensorList, got shape {tuple(x.shape)}: to use one value for all tensors, pass a "
+            f"TensorList, got shape {tuple(x.shape)}. To use one value for all tensors, pass a "
             "number or a 0-dim tensor"
         )
     return list(x.unbind())

@@ -218,7 +218,7 @@ def warn_of_gathered(method: str, optimizer: Any, model: Module | None) -> None:
     if model is None and any([layout.split for layout in layouts]) and _uses_fsdp2():
         warn(
             f"{method}: FSDP2 keeps the gathered weights of its root module after an evaluation, "
-            "so the next training step would use the averaged weights: pass the model, as in "
+            "so the next training step would use the averaged weights. Pass the model, as in "
             f"{method.removesuffix(')')}model=model), or call model.reshard() before and after"
         )
 

@@ -78,7 +78,7 @@ class Checkpoint:
             if not isinstance(shared, dict):
                 raise ValueError(
                     f"group {g} of the checkpoint has no key 'chain', so the checkpoint was not "
-                    "saved by torchzero_clip: to load the state of torch.optim.Adam into the "
+                    "saved by torchzero_clip. To load the state of torch.optim.Adam into the "
                     'transform Adam, call take_over(optimizer, state_dict, link="Adam")'
                 )
             if marks(shared)[:1] != own_marks[:1]:

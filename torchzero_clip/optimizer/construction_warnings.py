@@ -327,7 +327,7 @@ def warn_of_lost_updates(optimizer: ChainRunner) -> None:
     if is_first_rank and not WARNED and has_half_precision(optimizer):
         WARNED.add("lost updates")
         warn(
-            "parameters are in half precision, so small updates are lost in rounding: pass "
+            "parameters are in half precision, so small updates are lost in rounding. Pass "
             "rounding='exact' (keeps float32 weights, 2 more bytes per bfloat16 parameter), "
             "'kahan' (2 more bytes) or 'stochastic' (no more bytes). Pass rounding='nearest' to "
             "accept the loss, which metrics() reports as rounding/lost"

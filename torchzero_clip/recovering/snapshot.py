@@ -215,7 +215,7 @@ class Snapshot:
             if grad.layout != (None if grad.own else layout_of(grad.param)):
                 raise RuntimeError(
                     "Recover: for a sharded model, state_dict() cannot save a snapshot that was "
-                    "taken between backward() and the step of the optimizer: call "
+                    "taken between backward() and the step of the optimizer. Call "
                     "recover.step() after a step of the optimizer, and then state_dict()"
                 )
         self._restore_engines = self._forget_recorded_steps()

@@ -50,7 +50,6 @@ def _check_state(tfm: Transform) -> None:
     if fixed or (isinstance(tfm, TensorwiseTransform) and tfm.keeps_matrices):
         raise TypeError(
             f"InBasis: {type(tfm).__name__} has the state {fixed or 'of matrices'}, which "
-            "cannot be rotated to a new basis: set state_kinds = {name: kind} in the class, where "
-            'the kind is "linear" for averages of the update and "squares" for averages of its '
-            "squares"
+            "cannot be rotated to a new basis. Set state_kinds = {name: kind} in the class. The "
+            'kind is "linear" for averages of the update, and "squares" for averages of its squares'
         )

@@ -99,7 +99,7 @@ class Nodes:
         if len(each) != self.count:
             raise ValueError(
                 f"a list operand must have one element for each of the {self.count} tensors in the "
-                f"TensorList, got {len(each)}: to use one value for all tensors, pass a number or "
+                f"TensorList, got {len(each)}. To use one value for all tensors, pass a number or "
                 "a 0-dim tensor"
             )
         if not any([isinstance(t, Tensor) for t in each]):
@@ -134,7 +134,7 @@ class Nodes:
         if kind == "vector" and x.shape != (self.count,):
             raise ValueError(
                 f"a vector operand must have one element for each of the {self.count} tensors in "
-                f"the TensorList, got shape {tuple(x.shape)}: to use one value for all tensors, "
+                f"the TensorList, got shape {tuple(x.shape)}. To use one value for all tensors, "
                 "pass a number or a 0-dim tensor"
             )
         if x.is_complex():
