@@ -194,7 +194,7 @@ class EveryOther(Transform):
     ],
 )
 def test_what_counts_steps_is_refused(rule: Callable[[], Transform]) -> None:
-    refused([rule()], "cannot be exported as plain PyTorch code: it keeps a step count")
+    refused([rule()], "cannot be exported as plain PyTorch code: the transform keeps a step count")
 
 
 # ---------------------------------------------------------------------- numbers of the stand-in
@@ -274,21 +274,21 @@ class ByName(Transform):
 @at_once(
     "rule, words",
     [
-        (Anchored, "Anchored cannot .*its initial state depends on values or shapes"),
-        (Sized, "Sized cannot .*its initial state depends on"),
+        (Anchored, "Anchored cannot .*the initial state depends on values or shapes"),
+        (Sized, "Sized cannot .*the initial state depends on"),
         (Rooted, "Rooted cannot .* as a Python number, so the line .* for one step only"),
         (
             lambda: Rooted(0.0),
             "Rooted cannot .* as a Python number, so the line .* for one step only",
         ),
-        (ByRows, "ByRows cannot .* it uses the shape of a parameter as Python numbers"),
-        (Large, "Large cannot .* it branches on the number of elements of a parameter"),
-        (Rounded, "Rounded cannot .* it converts a hyperparameter to a Python number"),
+        (ByRows, "ByRows cannot .* the transform uses the shape of a parameter as numbers"),
+        (Large, "Large cannot .* branches on the number of elements of a parameter"),
+        (Rounded, "Rounded cannot .* converts a hyperparameter to a Python number"),
         (
             lambda: Masked(Rooted(), is_matrix),
             "Masked/Rooted cannot .* would be right for one step",
         ),
-        (ByName, "ByName cannot .* its step cannot be recorded .*'scales'"),
+        (ByName, "ByName cannot .* the step cannot be recorded .*'scales'"),
     ],
 )
 def test_what_a_file_would_only_know_of_the_watched_step_is_refused(rule: Any, words: str) -> None:

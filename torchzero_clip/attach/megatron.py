@@ -229,8 +229,8 @@ class _InMegatron(ChainOptimizer):
                 )
             if joint and self.process_group is None and _size_of_world() > 1:
                 raise ValueError(
-                    f"{link.path} computes the global norm, but {shards} on several processes: "
-                    "pass process_group=, the group of processes that share the parameters"
+                    f"{link.path} computes the global norm over several processes, because "
+                    f"{shards}: pass process_group=, the group of these processes"
                 )
 
     def _has_pieces(self) -> bool:

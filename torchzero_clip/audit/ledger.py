@@ -209,7 +209,7 @@ class Ledger(TorchDispatchMode):
         if self._count_of_reads > READS_ALLOWED:
             raise NeedsValues(
                 f"{_where()[0]} copies more than {READS_ALLOWED} values to the CPU, perhaps in a "
-                "loop that ends at a certain value"
+                "loop whose end depends on a value"
             )
         try:
             return func(*args, **kwargs)

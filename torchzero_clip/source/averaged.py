@@ -109,7 +109,7 @@ def _lines(link: Link, group: Group) -> Iterator[str]:
         text: str = average.text
     except (AttributeError, TypeError) as error:
         raise SourceError(
-            f"to_source: {link.path} cannot be exported as plain PyTorch code: its method averaged "
+            f"to_source: {link.path} cannot be exported as plain PyTorch code: the method averaged "
             f"may use only sums and products of state and hyperparameters ({error})"
         ) from None
     used = [name for name in names if name in text]

@@ -132,8 +132,8 @@ class File:
                 break
         return message(
             path,
-            "it uses a parameter, the shape of a parameter or a hyperparameter as a Python "
-            f"number, so the line {line.strip()!r} would be right for one step only",
+            "the transform uses a parameter, the shape of a parameter or a hyperparameter as a "
+            f"Python number, so the line {line.strip()!r} would be right for one step only",
         )
 
     # ------------------------------------------------------------------ text

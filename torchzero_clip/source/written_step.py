@@ -72,7 +72,7 @@ class WrittenStep:
         params = self.recorder.knows(bucket.params.tensors[0])
         u = self.recorder.knows(bucket.update.tensors[0])
         if params is None or u is None:
-            raise SourceError(f"{self.recorder.link}: its result does not depend on the update")
+            raise SourceError(f"{self.recorder.link}: the result does not depend on the update")
         return params, u
 
     # ------------------------------------------------------------------ buckets
@@ -156,10 +156,10 @@ class WrittenStep:
         except SourceError as error:
             raise SourceError(message(link.path, str(error))) from None
         except Exception as error:  # the rule does not accept the stand-in
-            why = f"its step cannot be recorded ({error})"
+            why = f"the step cannot be recorded ({error})"
             raise SourceError(message(link.path, why)) from error
         if len(out) != 1:
-            raise SourceError(message(link.path, "it can end a step early"))
+            raise SourceError(message(link.path, "the transform can end a step early"))
         value = self.recorder.knows(out[0].update.tensors[0])
         if value is not None:
             value.hint = value.hint or "u"
