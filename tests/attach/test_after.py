@@ -61,11 +61,11 @@ def test_behind_an_optimizer_averages_are_those_of_a_chain(link):
     before = weights(model)
     with handle.averaged():
         close(weights(model), list(found.values()))
-        with pytest.raises(RuntimeError, match=r"step\(\) inside averaged\(\)"):
+        with pytest.raises(RuntimeError, match=r"step\(\) is not allowed inside averaged\(\)"):
             opt.step()
     same(weights(model), before)
     handle.eval()
-    with pytest.raises(RuntimeError, match=r"step\(\) after eval\(\)"):
+    with pytest.raises(RuntimeError, match=r"step\(\) is not allowed after eval\(\)"):
         opt.step()
     handle.train()
     same(weights(model), before)
@@ -167,8 +167,10 @@ def test_groups_that_are_added_are_averaged_as_well():
 
 def test_the_plan_tells_of_links_behind_the_optimizer():
     handle = attach(sgd(network()), after=WeightEMA(0.5))
-    shown = "whose weights for evaluation averaged() shows"
-    said = f"Behind each step: Chain(WeightEMA(decay=0.5)), {shown}."
+    said = (
+        "After each step of the optimizer, Chain(WeightEMA(decay=0.5)) averages the weights. Use "
+        "averaged() to evaluate with the averaged weights."
+    )
     assert handle.explain().splitlines()[-1] == said
 
 

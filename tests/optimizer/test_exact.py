@@ -510,10 +510,13 @@ def test_weights_for_evaluation_are_no_upper_halves() -> None:
         "load_exact": lambda: opt.load_exact(net, whole),
     }
     for name, take in takes.items():
-        with opt.averaged(), pytest.raises(RuntimeError, match=rf"{name}\(\) inside averaged"):
+        with (
+            opt.averaged(),
+            pytest.raises(RuntimeError, match=rf"{name}\(\) is not allowed inside averaged"),
+        ):
             take()
         opt.eval()
-        with pytest.raises(RuntimeError, match=rf"{name}\(\) after eval\(\)"):
+        with pytest.raises(RuntimeError, match=rf"{name}\(\) is not allowed after eval\(\)"):
             take()
         opt.train()
     assert all([t.equal(whole[key]) for key, t in opt.exact_state_dict(net).items()])

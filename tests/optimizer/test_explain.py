@@ -94,7 +94,7 @@ def test_plain_formulas_take_more_and_say_so():
     fast = plan(ClipNorm(1.0, dim="global"), Adam(), LR(1e-3))
     plain = plan(ClipNorm(1.0, dim="global"), Adam(), LR(1e-3), fused=False)
     assert sum(bytes_of(plain)) > 2 * sum(bytes_of(fast))
-    assert "1 of the parameters' size" in plain
+    assert "1 × the size of all parameters" in plain
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_it_counts_the_parameters_and_changes_nothing():
     seed = torch.random.get_rng_state()
     before = [p.detach().clone() for p in model.parameters()]
     text = opt.explain()
-    assert "2 parameters, 16 numbers in float32 on cpu" in text
-    assert "2 parameters, 10 numbers in bfloat16 on cpu" in text
+    assert "2 parameters, 16 elements in float32 on cpu" in text
+    assert "2 parameters, 10 elements in bfloat16 on cpu" in text
     assert torch.equal(seed, torch.random.get_rng_state())
     assert all(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
     assert not opt.state_dict()["state"]

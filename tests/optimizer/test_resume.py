@@ -426,7 +426,7 @@ def test_other_live_values_are_taken_from_the_checkpoint_and_named_in_one_warnin
         opt.load_state_dict(other.state_dict())
     assert [str(warning.message) for warning in caught] == [
         "mul: 3.0 from the checkpoint replaces 1.5; momentum: 0.5 from the checkpoint replaces "
-        "0.9; lr: 0.7 from the checkpoint replaces 0.1. To keep the values from before: "
+        "0.9; lr: 0.7 from the checkpoint replaces 0.1. To keep the values of this optimizer, call "
         "load_state_dict(state_dict, keep=('mul', 'momentum', 'lr'))"
     ]
     assert caught[0].filename == __file__

@@ -293,12 +293,12 @@ def refuse(optimizer: Any, method: str, shown: bool = False) -> None:
     """
     if optimizer._inside:
         raise RuntimeError(
-            f"{method} cannot be called inside averaged(), because the parameters are the averaged "
-            "weights there: call it after the with block"
+            f"{method} is not allowed inside averaged(), because the parameters are the averaged "
+            "weights there: leave the with block first"
         )
     if shown and any([SHOWN in group.get("chain", ()) for group in optimizer.param_groups]):
         raise RuntimeError(
-            f"{method} cannot be called after eval(), because the parameters are the averaged "
+            f"{method} is not allowed after eval(), because the parameters are the averaged "
             "weights: call train() first, which restores the training weights"
         )
 

@@ -106,7 +106,10 @@ class Compiled(Runner):
             tape = BucketTape(self, key, places, params, grads, WeakKeyDictionary())
             if disjoint([tape.buffers[PARAMETERS], tape.buffers[GRADIENTS]]):
                 return CompiledSession(tape)
-        self._refuse("some parameters or gradients are complex, or share memory")
+        self._refuse(
+            "some parameters or gradients are complex or share memory: use torch.view_as_real, or "
+            "clone them"
+        )
         return self.eager.open(key, places, params, grads)
 
     def in_turn(self) -> engine.Engine:
