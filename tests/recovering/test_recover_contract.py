@@ -60,7 +60,7 @@ def test_one_bad_step_is_let_be_and_more_than_half_of_a_look_are_not() -> None:
     quick = Quick(check=4, every=4)
     quick.go(1.0, 1.1, 0.9, 1.0)
     assert quick.go(1.0, 99.0, 1.1, 99.0) is None
-    with pytest.warns(UserWarning, match="of the last 4 steps 3 had a loss above"):
+    with pytest.warns(UserWarning, match="of the last 4 steps, 3 had a loss above"):
         back = quick.go(99.0, 1.0, 99.0, 99.0)
     assert (back.step, back.to) == (12, 4)  # behind step 8 two of four were bad: no snapshot
 
@@ -68,7 +68,7 @@ def test_one_bad_step_is_let_be_and_more_than_half_of_a_look_are_not() -> None:
 def test_skipped_steps_are_bad_steps() -> None:
     quick = Quick(SkipLarge(1.0), LR(0.1))
     quick.go(1.0, 1.0)
-    with pytest.warns(UserWarning, match="of the last 2 steps 2 were skipped"):
+    with pytest.warns(UserWarning, match="of the last 2 steps, 2 were skipped"):
         assert quick.go(1.0, 1.0, grad=5.0).to == 2
 
 
@@ -565,7 +565,7 @@ def test_a_limit_is_the_mean_and_sigmas_deviations_of_the_last_good_losses() -> 
     ]
     bad, why = judged(rows, 8.0)
     assert bad == [True, False, True, True]
-    assert why == "of the last 4 steps 2 were skipped and 1 had a loss above 8"
+    assert why == "of the last 4 steps, 2 were skipped by a guard and 1 had a loss above 8"
 
 
 def test_half_of_the_steps_are_no_trouble() -> None:

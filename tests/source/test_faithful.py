@@ -281,7 +281,7 @@ class ByName(Transform):
             lambda: Rooted(0.0),
             "Rooted cannot .* as a Python number, so the line .* for one step only",
         ),
-        (ByRows, "ByRows cannot .* the transform uses the shape of a parameter as numbers"),
+        (ByRows, "ByRows cannot .* the transform uses the shape of a parameter as Python"),
         (Large, "Large cannot .* branches on the number of elements of a parameter"),
         (Rounded, "Rounded cannot .* converts a hyperparameter to a Python number"),
         (
