@@ -45,7 +45,7 @@ def main(given: list[str] | None = None) -> list[Result]:
 def introduction(chains: dict[str, Chain]) -> str:
     lines = [
         f"{CORRUPTED:.1%} of the batches after step {CLEAN} are corrupted: "
-        "noise for letters, and a loss 10 to 1000 times too large."
+        "their letters are random, and their loss is 10 to 1000 times too large."
     ]
     width = max(map(len, chains))
     lines += [f"  {name:{width}}   {spell(chain)}" for name, chain in chains.items()]
@@ -57,22 +57,22 @@ def arguments(given: list[str]) -> tuple[argparse.Namespace, dict[str, Chain], t
     parser = argparse.ArgumentParser(
         prog="demo.py", description=__doc__.partition("\n")[0], allow_abbrev=False
     )
-    parser.add_argument("--steps", type=int, default=1000, help="how many each chain takes (1000)")
+    parser.add_argument("--steps", type=int, default=1000, help="steps of each chain (1000)")
     parser.add_argument(
         "--chains",
         nargs="+",
         metavar="CHAIN",
-        help=f'chains of your own instead of the six: "{EXAMPLE}", perhaps with a name in front, '
-        '"gentle = …"; or JSON as of Chain.to_config; or a .json file of that',
+        help=f'your own chains instead of the six: "{EXAMPLE}", with or without a name before it, '
+        'such as "gentle = …"; or the JSON of Chain.to_config(), or a .json file with it',
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and the batches (0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and batches (0)")
     parser.add_argument("--device", default="cpu", help="where to train: cpu, cuda, mps (cpu)")
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("build/demo"),
         metavar="FOLDER",
-        help="where race.png and race.html go (build/demo)",
+        help="the folder for race.png and race.html (build/demo)",
     )
     options = parser.parse_args(given)
     if options.steps < 1:

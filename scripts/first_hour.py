@@ -60,11 +60,9 @@ def trying(name):
     try:
         yield
     except Exception as e:
-        if (
-            "cannot be captured" in str(e)
-            or "differ on the host" in str(e)
-            or "captured takes" in str(e)
-        ):
+        if "cannot be put into a CUDA graph" in str(
+            e
+        ) or "must be constructed with compile=True" in str(e):
             SKIPPED.append(f"{name}: {str(e)[:110]}")
         else:
             BAD.append(f"{name}: {type(e).__name__}: {str(e)[:200]}")

@@ -99,7 +99,7 @@ def test_a_name_gets_its_signature_arguments_and_example(
     assert "Args:" in text
     assert ">>> " in text
     for live in getattr(value, "live", ()):
-        assert live in head.split("live, in param_groups: ")[1]
+        assert live in head.split("live hyperparameters, stored in param_groups: ")[1]
 
 
 @at_once("name", torchzero_clip.__all__)
@@ -122,7 +122,7 @@ def test_an_unknown_name_gets_the_nearest(
 ) -> None:
     code, out, err = ended(capsys, given)
     assert (code, out) == (2, "")
-    assert f"there is no {given!r}: did you mean '{meant}" in err
+    assert f"unknown name {given!r}: did you mean '{meant}" in err
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_published_name_gets_its_chain_link_by_link_and_its_reference(
 
 
 def test_names_are_listed_with_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(capsys).split("Names people know, for named(...)\n")[1].splitlines()
+    lines = printed(capsys).split("Published optimizers, for named(...)\n")[1].splitlines()
     assert {line.split()[0] for line in lines[: lines.index("")] if line[2] != " "} == set(NAMES)
 
 

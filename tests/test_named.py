@@ -47,7 +47,9 @@ def test_an_option_is_one_key_or_told_to_be_ambiguous(name: str) -> None:
         given = trained(named(name, **{option: value}))
         for how in ({"group": {option: value}}, {"live": {option: value}}):
             if option in keys.ambiguous:
-                with pytest.raises(ValueError, match=f"{option!r} is ambiguous here: use one of"):
+                with pytest.raises(
+                    ValueError, match=f"{option!r} of a parameter group is ambiguous"
+                ):
                     trained(named(name), **how)
             else:
                 assert torch.equal(trained(named(name), **how), given), how
@@ -185,7 +187,7 @@ def test_the_learning_rate_is_live() -> None:
 
 def test_an_unknown_name_gets_the_nearest() -> None:
     with pytest.raises(
-        ValueError, match=r"there is no 'LAMP': did you mean 'lamb', 'lambc' or 'laprop'\?"
+        ValueError, match=r"unknown optimizer 'LAMP': did you mean 'lamb', 'lambc' or 'laprop'\?"
     ):
         named("LAMP")
 
@@ -193,18 +195,18 @@ def test_an_unknown_name_gets_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("foreign", "words"),
     [
-        ("adamw_hf", 'take named("adamw", eps=1e-06)'),
-        ("sgdm", 'take named("sgd", momentum=0.9)'),
-        ("NAdamW", 'take named("nadam", decoupled_weight_decay=True)'),
-        ("signSGD", 'take named("signum", momentum=0.0)'),
+        ("adamw_hf", 'use named("adamw", eps=1e-06)'),
+        ("sgdm", 'use named("sgd", momentum=0.9)'),
+        ("NAdamW", 'use named("nadam", decoupled_weight_decay=True)'),
+        ("signSGD", 'use named("signum", momentum=0.0)'),
         ("rmsprop_tf", "did you mean 'rmsprop' or 'rprop'?"),
         ("torch.optim.Adamx", "did you mean 'adamax', 'adam' or 'radam'?"),
-        ("cadam-w", 'take named("cadamw")'),
+        ("cadam-w", 'use named("cadamw")'),
         ("stableadamw", "did you mean 'stable_adamw'"),
         ("ScheduleFreeRAdam", "did you mean 'schedule_free_radam'"),
         ("optax.adamaxw", "did you mean 'adamax'"),
         ("optax.noisy_sgd", "did you mean 'sgd'?"),
-        ("timm.nadamw", 'take named("nadam", decoupled_weight_decay=True)'),
+        ("timm.nadamw", 'use named("nadam", decoupled_weight_decay=True)'),
         ("adabelief_pytorch", "did you mean 'adabelief'?"),
         ("adadeltaw", "did you mean 'adadelta'?"),
         ("adan_timm", "did you mean 'adan'"),
@@ -227,5 +229,8 @@ def test_the_setting_of_a_foreign_name_is_a_chain_of_its_own(foreign: str) -> No
 
 
 def test_an_unknown_argument_gets_those_that_there_are() -> None:
-    with pytest.raises(TypeError, match="'lion' takes lr, betas, weight_decay, got 'momentum'"):
+    with pytest.raises(
+        TypeError,
+        match="'lion' has no argument 'momentum'; its arguments are lr, betas, weight_decay",
+    ):
         named("lion", momentum=0.9)

@@ -69,9 +69,9 @@ def test_a_function_that_seems_to_give_factors_of_the_learning_rate_warns_once(s
             opt.step()
             rate.step()
     (said,) = [str(warning.message) for warning in caught]
-    assert "'lr' gave " in said
+    assert "'lr' returned " in said
     assert (
-        "but the group has 0.001: the function must return the value itself; for factors, as in"
+        "but the parameter group had 0.001: the function must return the new value, not a factor"
         in said
     )
     opt.param_groups[0]["lr"] = 1e-3
@@ -116,7 +116,7 @@ def test_what_was_made_for_each_group_says_so_when_one_is_added(how: Any) -> Non
     opt = clipping()
     limit = schedule(opt, "max_norm", how)
     opt.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
-    with pytest.raises(ValueError, match="has 2 groups now, but had 1: make a new schedule,"):
+    with pytest.raises(ValueError, match="has 2 parameter groups, but had 1 when the schedule"):
         limit.step()
 
 
@@ -391,7 +391,9 @@ def test_what_is_no_state_of_a_schedule_is_an_error() -> None:
     opt = clipping()
     limit = schedule(opt, "max_norm", lambda step: 3.0 + step)
     for state in ({}, opt.state_dict(), "run.pt"):
-        with pytest.raises(ValueError, match=r"needs the state_dict of a schedule, .* got "):
+        with pytest.raises(
+            ValueError, match=r"needs the result of a schedule's state_dict\(\), .* got "
+        ):
             limit.load_state_dict(state)  # type: ignore[arg-type]
 
 
@@ -406,7 +408,7 @@ def test_a_value_set_by_hand_survives_saving() -> None:
 def test_the_values_of_another_number_of_groups_are_refused() -> None:
     saved = schedule(clipping(), "max_norm", lambda step: 1.0).state_dict()
     limit = schedule(two_groups(ClipNorm(1.0)), "max_norm", lambda step: 1.0)
-    with pytest.raises(ValueError, match="has 1 values of 'max_norm', the optimizer has 2 groups"):
+    with pytest.raises(ValueError, match="values of 'max_norm' for 1 parameter groups, but"):
         limit.load_state_dict(saved)
 
 
@@ -421,29 +423,29 @@ def one(step: int) -> float:
     ("key", "how", "sentence"),
     [
         ("max_nrom", one, "no key 'max_nrom': did you mean 'max_norm'?"),
-        ("weight_decay", one, r"no link reads 'weight_decay': add WeightDecay\(...\) to the chain"),
-        ("temperature", one, r"no key 'temperature': there are \['tag', 'max_norm'"),
+        ("weight_decay", one, r"no transform uses 'weight_decay': add WeightDecay\(...\)"),
+        ("temperature", one, r"no key 'temperature': the keys are \['tag', 'max_norm'"),
         ("chain", one, "no key 'chain'"),
         (
             "betas",
             lambda step: 0.9,
-            "gave 0.9 at step 0, but 2 numbers are needed",
+            "returned 0.9 at step 0, but 2 numbers are required",
         ),
-        ("betas", partial(lr_scheduler.LambdaLR, lr_lambda=one), "choose it with index="),
+        ("betas", partial(lr_scheduler.LambdaLR, lr_lambda=one), "select one with index="),
         (
             "max_norm",
             lambda step: None,
-            "gave None at step 0, but a number is needed",
+            "returned None at step 0, but a number is required",
         ),
         (
             "max_norm",
             lambda step: True,
-            "gave True at step 0, but a number is needed",
+            "returned True at step 0, but a number is required",
         ),
         ("max_norm", lambda step: -1.0, "ClipNorm: max_norm must be a number at least 0, got -1.0"),
         ("max_norm", 3.0, "must be a function of the step, .* got 3.0"),
-        ("max_norm", [one, one], "2 functions for 1 groups"),
-        ("max_norm", None, "not both"),
+        ("max_norm", [one, one], "2 functions for 1 parameter groups"),
+        ("max_norm", None, "exactly one of value and scheduler"),
         ("tag", one, "tag must be a number, .* is 'encoder'"),
     ],
 )
@@ -463,7 +465,7 @@ def test_a_mistake_that_comes_later_gets_one_too() -> None:
 
 def test_the_other_mistakes() -> None:
     opt = Modular(network().parameters(), ClipNorm(1.0), ClipNorm(2.0), Adam(), LR(0.1))
-    with pytest.raises(ValueError, match=r"ambiguous here: use one of .*'ClipNorm_2/max_norm'"):
+    with pytest.raises(ValueError, match=r"is ambiguous, .*: use one of .*'ClipNorm_2/max_norm'"):
         schedule(opt, "max_norm", one)
     with pytest.raises(ValueError, match="did you mean 'ClipNorm_2/max_norm'"):
         schedule(opt, "ClipNorm_2/max_nrm", one)
@@ -471,11 +473,13 @@ def test_the_other_mistakes() -> None:
         schedule(opt, "betas", one, index=2)
     with pytest.raises(TypeError, match=r"eps\[0\] must be a number"):
         schedule(opt, "eps", one, index=0)
-    with pytest.raises(TypeError, match=r"must return a scheduler, got 1\.0"):
+    with pytest.raises(
+        TypeError, match=r"a function that returns a torch scheduler, but it returned 1\.0"
+    ):
         schedule(opt, "eps", scheduler=lambda o: 1.0)
     with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got Linear"):
         schedule(torch.nn.Linear(1, 1), "eps", one)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="not both"):
+    with pytest.raises(TypeError, match="exactly one of value and scheduler"):
         schedule(opt, "eps", one, scheduler=lr_scheduler.ExponentialLR)
     adam = torch.optim.Adam(network().parameters())
     with pytest.raises(ValueError, match="did you mean 'weight_decay'"):

@@ -147,15 +147,15 @@ def test_what_is_repeated_as_it_is_done_anew_passes(chain):
     ("rule", "why"),
     [
         (Inherits(), "Inherits does not set `pure = True`"),
-        (Counts(), "is not the same where it is replayed"),
+        (Counts(), "if it is replayed from a recording, but"),
         (Looks(), "no step was replayed"),
         (Reads(), "no step was replayed"),
         (Points(), "no step was replayed"),
-        (Lists("tolist"), "tolist reads a tensor on the host"),
-        (Takes("numpy"), "numpy reads a tensor on the host"),
-        (Takes("__array__"), "__array__ reads a tensor on the host"),
-        (Takes("__repr__"), "__repr__ reads a tensor on the host"),
-        (Lambda(halved), "Lambda: fn may be any function"),
+        (Lists("tolist"), "tolist copies a tensor to the CPU"),
+        (Takes("numpy"), "numpy copies a tensor to the CPU"),
+        (Takes("__array__"), "__array__ copies a tensor to the CPU"),
+        (Takes("__repr__"), "__repr__ copies a tensor to the CPU"),
+        (Lambda(halved), "Lambda: fn can be any function"),
     ],
 )
 def test_what_is_not_pure_is_found(rule, why):
@@ -167,9 +167,10 @@ def test_a_live_value_that_changes_nothing_is_reported():
     with pytest.raises(AssertionError) as error:
         check_pure(ClipNorm(1.0), Helped(), LR(0.1))
     assert str(error.value) == (
-        "Helped: the hyperparameter 'gain' has no effect: with 2.0, 1.0, 4.0, 1.02, 0.5, 0.001, "
-        "1000.0 and 0.0 the steps are the same; let the rule read group['gain'], pass shapes= of "
-        "parameters that reach the rule, or pass idle=['gain'] if this chain does not use it"
+        "Helped: the hyperparameter 'gain' has no effect: steps with 2.0, 1.0, 4.0, 1.02, 0.5, "
+        "0.001, 1000.0 and 0.0 are equal. The class must read group['gain']. If it does, pass "
+        "shapes= of parameters that it changes, or pass idle=['gain'] if this chain does not use "
+        "gain"
     )
 
 
@@ -181,7 +182,9 @@ def test_one_that_a_chain_does_not_use_is_named_by_who_calls():
     check_pure(Half(), LR(0.1), idle=["unused"])
     with pytest.raises(AssertionError, match=r"Half/used' has no effect: .* group\['used'\]"):
         check_pure(Half(), Masked(Half(), is_head), LR(0.1), idle=["Half/unused"])
-    with pytest.raises(ValueError, match=r"idle has 'unsued', .* did you mean 'unused'"):
+    with pytest.raises(
+        ValueError, match=r"idle must contain only .* got 'unsued': did you mean 'unused'"
+    ):
         check_pure(Half(), LR(0.1), idle=["unsued"])
 
 

@@ -42,14 +42,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     parser = argparse.ArgumentParser(
         "python -m torchzero_clip",
-        epilog="python -m torchzero_clip simulate run.csv: what rules would have done to a run; "
-        "python -m torchzero_clip lab run.csv: the same to look at, in a browser; "
-        "python -m torchzero_clip audit package.module:function: whether a step waits for a GPU; "
-        "python -m torchzero_clip audit-clip package.module:function: whether its norms are right.",
+        epilog="Other commands: simulate run.csv (what clipping rules would have done to a "
+        "recorded run); lab run.csv (the same in a browser); audit package.module:function "
+        "(whether a step synchronizes with a GPU); audit-clip package.module:function (whether "
+        "a clip function computes the right norm).",
     )
-    parser.add_argument("name", nargs="?", help="show this rule or function, not the list of all")
+    parser.add_argument("name", nargs="?", help="a class or function to describe")
     parser.add_argument("--version", action="version", version=torchzero_clip.__version__)
-    parser.add_argument("--source", action="store_true", help="print NAME as a file of plain torch")
+    parser.add_argument(
+        "--source", action="store_true", help="print the optimizer NAME as plain PyTorch code"
+    )
     options = parser.parse_args(arguments)
     name = options.name
     kinds = (type, FunctionType)
@@ -66,12 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             parser.error(str(error))
         return
     if options.source and (name is None or name in shown):
-        parser.error(f"--source needs a name that named(...) accepts, such as lamb, got {name!r}")
+        parser.error(f"--source needs the name of an optimizer, such as lamb, got {name!r}")
     if name in NAMES:
         print("\n".join(recipe(name)))
         return
     if name is not None and name not in shown:
-        parser.error(f"there is no {name!r}: {instead_of(name, *known.values())}")
+        parser.error(f"unknown name {name!r}: {instead_of(name, *known.values())}")
     print("\n".join(everything() if name is None else details(name)))
 
 
@@ -96,8 +98,8 @@ def everything() -> Iterator[str]:
     for folder in sorted(folders):
         yield from ("", folder, *table(folders[folder]))
     named = [(name, summary(NAMES[name])) for name in sorted(NAMES)]
-    yield from ("", "Names people know, for named(...)", *table(named))
-    yield from ("", "python -m torchzero_clip NAME says more about one of them.")
+    yield from ("", "Published optimizers, for named(...)", *table(named))
+    yield from ("", "python -m torchzero_clip NAME prints more about one of them.")
 
 
 def surroundings() -> Iterator[tuple[str, str]]:
@@ -126,7 +128,7 @@ def details(name: str) -> Iterator[str]:
     yield from signature(name, public(name))
     live = getattr(public(name), "live", ())
     if isinstance(live, tuple) and live:
-        yield f"live, in param_groups: {', '.join(live)}"
+        yield f"live hyperparameters, stored in param_groups: {', '.join(live)}"
     yield from ("", inspect.getdoc(public(name)) or "")
 
 
@@ -137,7 +139,7 @@ def recipe(name: str) -> Iterator[str]:
     yield from ("", about, "")
     yield from table([(repr(link), formula) for link, formula in links_of(NAMES[name]())])
     yield from ("", "Reference:", reference)
-    yield from ("", f'Modular(model.parameters(), named("{name}")) is the optimizer.')
+    yield from ("", f'To use it: Modular(model.parameters(), named("{name}"))')
 
 
 def source_of(chain: torchzero_clip.Chain) -> str:

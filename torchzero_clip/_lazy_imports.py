@@ -40,11 +40,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'torchzero_clip' has no attribute {name!r}")
     if key is None:
         raise ImportError(
-            f"torchzero_clip has no {name}: keep torch.optim.{name}, and put rules before it with "
+            f"torchzero_clip has no class {name}: use torch.optim.{name}, and add transforms with "
             "attach(optimizer, ClipNorm(1.0))"
         )
     links = ", ".join(map(repr, NAMES[key](**SHOWN.get(key, {}))))
     raise ImportError(
-        f"torchzero_clip has no {name}; a chain does the same: Modular(params, {links}), or "
+        f"torchzero_clip has no class {name}: use the equivalent Modular(params, {links}), or "
         f'Modular(params, named("{key}", lr=1e-3))'
     )

@@ -46,7 +46,7 @@ def to_floats(metrics: Mapping[str, Any], *, single: bool = False) -> Any:
     """
     if not isinstance(metrics, Mapping):
         raise TypeError(
-            f"to_floats: metrics must be the dict that metrics() returns, got {metrics!r}"
+            f"to_floats: metrics must be a dict, such as the result of metrics(), got {metrics!r}"
         )
     values = {name: torch.as_tensor(x, dtype=torch.float64) for name, x in metrics.items()}
     if single:

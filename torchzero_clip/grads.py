@@ -88,7 +88,7 @@ def clip_grad_norm_(
         >>> total = clip_grad_norm_(model.parameters(), 1.0, dim="global")
     """
     if max_norm is None and min_norm is None:
-        raise ValueError("clip_grad_norm_: give max_norm or min_norm, got None for both")
+        raise ValueError("clip_grad_norm_: pass max_norm or min_norm, got None for both")
     if max_norm is not None and min_norm is not None and min_norm > max_norm:
         raise ValueError(
             f"clip_grad_norm_: min_norm must be at most max_norm, got min_norm={min_norm} and "
@@ -99,9 +99,9 @@ def clip_grad_norm_(
         dim = None
         if len(params) > 1 and min_norm is None and not torch.compiler.is_compiling():
             warn(
-                f"clip_grad_norm_: each of the {len(params)} gradients is clipped by itself: "
-                'dim="global" clips their norm together, as torch does; dim=None says that it is '
-                "meant",
+                f"clip_grad_norm_: each of the {len(params)} gradients is clipped by its own "
+                "norm. To clip the global norm, as torch.nn.utils.clip_grad_norm_ does, pass "
+                'dim="global". To keep one norm per gradient without this warning, pass dim=None',
             )
     rule = rule_of(_Between, min_norm, max_norm, ord, dim, inverse_dims, min_size)
     return _apply_norm_rule(rule, params, error_if_nonfinite)
@@ -265,7 +265,7 @@ _cached_bound = functools.lru_cache(maxsize=RULES_KEPT)(_bound)
 def listed(params: Params) -> list[Tensor]:
     """Return a list with each parameter once, because tied parameters may be listed twice."""
     if isinstance(params, torch.nn.Module):
-        raise TypeError("a helper takes parameters, got a module: pass model.parameters()")
+        raise TypeError("params must be parameters, got a module: pass model.parameters()")
     return [params] if isinstance(params, Tensor) else list(dict.fromkeys(params))
 
 
@@ -275,8 +275,8 @@ def buckets_of(
     """Return the gradients in buckets, the form in which a rule receives gradients."""
     if getattr(rule, "scope", None) == "layer":
         raise ValueError(
-            "dim='layer' needs the names of the parameters, which a helper does not see: use "
-            "Clipper(model.named_parameters(), ClipNorm(max_norm, dim='layer')).step()"
+            "dim='layer' needs the names of the parameters, but this function does not receive "
+            "names: use Clipper(model.named_parameters(), ClipNorm(max_norm, dim='layer')).step()"
         )
     tensors = listed(params)
     refuse_flat(tensors)
@@ -309,8 +309,9 @@ def _warn_of_none() -> None:
     """Warn that no parameter has a gradient."""
     if not torch.compiler.is_compiling():
         warn(
-            "no parameter has a gradient, so nothing is clipped: give parameters, not their "
-            "gradients nor an iterator that is used up, between backward() and step()",
+            "no parameter has a gradient, so nothing was clipped: call this function after "
+            "backward() and before step(), with parameters, not with gradients or an exhausted "
+            "iterator",
         )
 
 
@@ -346,8 +347,8 @@ def _check_finite(total: Tensor, error_if_nonfinite: bool) -> None:
     """Raise RuntimeError if the norm is not finite and `error_if_nonfinite` is true."""
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(
-            f"clip_grad_norm_: the norm of the gradients is {total.item()}; with "
-            "error_if_nonfinite=False they would be clipped all the same"
+            f"clip_grad_norm_: the norm of the gradients is {total.item()}. To clip anyway, pass "
+            "error_if_nonfinite=False"
         )
 
 

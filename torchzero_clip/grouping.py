@@ -99,7 +99,7 @@ def _values(
     """Return the group values of each parameter. The first rule that sets a value wins."""
     if not isinstance(rules, Mapping):
         raise TypeError(
-            "groups: rules must be a dict of patterns and values, such as "
+            "groups: rules must be a dict from patterns to values, such as "
             f"{{'head.*': {{'lr': 1e-4}}}}, got {rules!r}"
         )
     pairs = [(_matched(pattern, model), _checked(pattern, x)) for pattern, x in rules.items()]
@@ -112,8 +112,8 @@ def _values(
         wins = any([values[name][key] == x for name in names for key, x in settings.items()])
         if settings and not wins:
             raise ValueError(
-                f"groups: the rule {pattern!r} changes nothing: for each value the first matching "
-                "rule wins, and vectors and biases have no weight decay unless decay_vectors=True"
+                f"groups: the pattern {pattern!r} has no effect. The first matching pattern sets "
+                "each value, and vectors and biases have no weight decay unless decay_vectors=True"
             )
     return values
 
@@ -122,8 +122,8 @@ def _checked(pattern: str, settings: Any) -> Mapping[str, Any]:
     """Return the values of a rule. Raise an error if a group cannot have these values."""
     if not isinstance(settings, Mapping) or not RESERVED.isdisjoint(settings):
         raise TypeError(
-            f"groups: the rule {pattern!r} must give values of a group, such as {{'lr': 1e-4}}, "
-            f"not its parameters, got {settings!r}"
+            f"groups: the value of {pattern!r} must be a dict of hyperparameters, such as "
+            f"{{'lr': 1e-4}}, without 'params', got {settings!r}"
         )
     return settings
 
@@ -147,9 +147,9 @@ def _hint(part: str, model: nn.Module) -> str:
     first = {id(p): name for name, p in model.named_parameters()}
     for name, p in model.named_parameters(remove_duplicate=False):
         if fnmatchcase(name, part):
-            return f"{name!r} is tied to {first[id(p)]!r}: use that name"
+            return f"{name!r} is the same parameter as {first[id(p)]!r}: use {first[id(p)]!r}"
     near = difflib.get_close_matches(part.replace("*", ""), first.values(), n=1, cutoff=0)
-    return f"the nearest is {near[0]!r}" if near else "the model has none"
+    return f"did you mean {near[0]!r}?" if near else "the model has no parameters"
 
 
 def _without_decay(model: nn.Module) -> set[str]:
@@ -172,9 +172,9 @@ def _scale(values: Mapping[str, dict[str, Any]], scales: Mapping[str, float]) ->
     unknown = [name for name in values if "lr" not in values[name]]
     if unknown:
         warn(
-            f"groups: the learning rate of {unknown[0]!r} is not known, so layer_decay sets "
-            "'lr_scale' instead. timm's schedulers read 'lr_scale', but optimizers do not: give "
-            "lr=, the learning rate of the last layer"
+            f"groups: the learning rate of {unknown[0]!r} is not known, so layer_decay sets the "
+            "key 'lr_scale', which only timm's schedulers use. To set learning rates, pass lr=, "
+            "the learning rate of the last layer"
         )
     for name, settings in values.items():
         if "lr" in settings:
@@ -203,8 +203,8 @@ def _scales(model: nn.Module, decay: float, layers: Sequence[str] | None) -> dic
         depths[place] = depth
     if depth < 1:
         raise ValueError(
-            "groups: layer_decay found only one layer in this model: list the layers from first "
-            "to last, such as layers=['embed.*', 'body.*', 'head.*']"
+            "groups: layer_decay found only one layer in this model: pass patterns of the layers "
+            "from first to last, such as layers=['embed.*', 'body.*', 'head.*']"
         )
     return {name: decay ** (depth - depths[place]) for name, place in places.items()}
 
@@ -217,7 +217,10 @@ def _by_patterns(model: nn.Module, layers: Sequence[str]) -> Callable[[str], Lay
         for i, names in enumerate(names_by_layer):
             if name in names:
                 return (i,)
-        raise ValueError(f"groups: {name!r} is in none of layers={list(layers)!r}")
+        raise ValueError(
+            f"groups: layers must match all parameters, but {list(layers)!r} does not match "
+            f"{name!r}"
+        )
 
     return place_of
 

@@ -55,12 +55,14 @@ def optimizer_class(
     """
     if unknown := options.keys() - OPTIONS:
         raise TypeError(
-            f"optimizer_class takes transforms, name and {list(OPTIONS)}, got {min(unknown)!r}: "
-            "give a hyperparameter to its transform; the class then has it as an argument"
+            f"optimizer_class: there is no argument {min(unknown)!r}; the arguments are "
+            f"transforms, name and {list(OPTIONS)}. Pass hyperparameters to their transforms: they "
+            "become arguments of the new class"
         )
     if not transforms:
         raise ValueError(
-            "optimizer_class needs at least one transform, as in optimizer_class(Adam(), LR(1e-3))"
+            "optimizer_class requires at least one transform, for example "
+            "optimizer_class(Adam(), LR(1e-3))"
         )
     return _rebuild_optimizer_class(uuid.uuid4().hex, Chain(*transforms), name, options)
 
@@ -120,8 +122,8 @@ class ChainOptimizer(Modular):
         for key in [key for key in values if key not in self.keys.defaults]:
             if value := values.pop(key):  # a value such as weight_decay=0 needs no link
                 raise TypeError(
-                    f"{type(self).__name__}: there is no argument {key!r}, got {value!r}; it takes "
-                    f"{[*self.keys.defaults, *OPTIONS]}"
+                    f"{type(self).__name__}: there is no argument {key!r}, got {value!r}; the "
+                    f"arguments are {[*self.keys.defaults, *OPTIONS]}"
                 )
         self.keys.defaults.update(values)
 

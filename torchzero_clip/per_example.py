@@ -70,7 +70,7 @@ def per_example_clip(
     """
     if not isinstance(params, Mapping):
         raise TypeError(
-            "per_example_clip: params must be a dict of name and parameter, such as "
+            "per_example_clip: params must be a dict from names to parameters, such as "
             f"dict(model.named_parameters()), got {params!r}"
         )
     inputs = tuple(batch) if is_row(batch) else (batch,)
@@ -122,8 +122,8 @@ def _by_layer(rule: Any) -> NormRule:
     """
     if not isinstance(rule, NormRule) or rule.init_unit() or type(rule).init is not Transform.init:
         raise TypeError(
-            "per_example_clip: rule must be a rule about norms without memory, like "
-            f'ClipNorm(1.0, dim="global"), got {rule!r}'
+            "per_example_clip: rule must be a transform that clips norms and keeps no state, such "
+            f'as ClipNorm(1.0, dim="global"), got {rule!r}'
         )
     dim = {"dim": "layer"} if rule.scope in ("global", "group") else {}
     changed: NormRule = rule.with_values({"target": "grad", **dim})
@@ -136,7 +136,7 @@ def _number_of_examples(inputs: tuple[Any, ...]) -> int:
     if len(sizes) != 1 or 0 in sizes:
         shapes = [tuple(x.shape) if isinstance(x, Tensor) else type(x) for x in inputs]
         raise ValueError(
-            "per_example_clip: batch must be tensors whose first dim has the same size, the "
-            f"number of examples, got {shapes}"
+            "per_example_clip: all tensors of batch must have the same first dim, the number of "
+            f"examples, got the shapes {shapes}"
         )
     return sizes.pop()

@@ -63,8 +63,8 @@ def schedule(
         raise TypeError(f"schedule: optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
     if (value is None) == (scheduler is None):
         raise TypeError(
-            "schedule: give either a function of the step (or a scheduler class of torch's), or "
-            "scheduler=, a function of the optimizer, not both"
+            "schedule: pass exactly one of value and scheduler. value is a function of the step or "
+            "a class from torch.optim.lr_scheduler; scheduler is a function of an optimizer"
         )
     function = value.func if isinstance(value, functools.partial) else value
     if isinstance(function, type) and issubclass(function, LRScheduler):
@@ -92,7 +92,7 @@ class Schedule:
             if scheduler is not None and isinstance(value, (tuple, list)) and index is None:
                 raise TypeError(
                     f"schedule: {self.key!r} is {value!r}, but torch's schedulers change one "
-                    "number: choose it with index=, or give a function of the step"
+                    "number: select one with index=, or pass a function of the step"
                 )
         self._stand_in = _StandIn(self._read())
         if scheduler is None:
@@ -100,7 +100,10 @@ class Schedule:
         else:
             self._scheduler = scheduler(self._stand_in)
         if not hasattr(self._scheduler, "step"):
-            raise TypeError(f"schedule: scheduler must return a scheduler, got {self._scheduler!r}")
+            raise TypeError(
+                "schedule: scheduler must be a function that returns a torch scheduler, but it "
+                f"returned {self._scheduler!r}"
+            )
         self._write([group["lr"] for group in self._stand_in.param_groups])
         if isinstance(optimizer, ChainRunner):
             optimizer._scheduled.add(self.key)
@@ -129,15 +132,15 @@ class Schedule:
         if not isinstance(state_dict, Mapping) or state_dict.keys() != {"values", "scheduler"}:
             shown = list(state_dict) if isinstance(state_dict, Mapping) else state_dict
             raise ValueError(
-                "schedule: load_state_dict needs the state_dict of a schedule, a dict of "
-                f"'values' and 'scheduler', got {shown!r}"
+                "schedule: load_state_dict needs the result of a schedule's state_dict(), a dict "
+                f"with the keys 'values' and 'scheduler', got {shown!r}"
             )
         values = state_dict["values"]
         current = self._read()
         if len(values) != len(current):
             raise ValueError(
-                f"schedule: the checkpoint has {len(values)} values of {self.key!r}, the optimizer "
-                f"has {len(current)} groups"
+                f"schedule: the checkpoint has values of {self.key!r} for {len(values)} parameter "
+                f"groups, but the optimizer has {len(current)} groups"
             )
         self._scheduler.load_state_dict(state_dict["scheduler"])
         pairs = zip(current, values, strict=True)
@@ -151,7 +154,7 @@ class Schedule:
         """Return the value of the key in each group. Such a value may be a tuple."""
         for i, group in enumerate(self.optimizer.param_groups):
             if self.key not in group:
-                raise ValueError(f"schedule: group {i} has no {self.key!r}: give it one")
+                raise ValueError(f"schedule: parameter group {i} has no key {self.key!r}: add it")
         return [group[self.key] for group in self.optimizer.param_groups]
 
     def _read(self) -> list[Any]:
@@ -187,7 +190,7 @@ class Schedule:
         if not all(map(_is_number, numbers)):
             raise TypeError(
                 f"schedule: {place} must be a number, a tensor with one element, or a tuple of "
-                f"these; {self.key!r} is {value!r}"
+                f"such values, but {self.key!r} is {value!r}"
             )
 
 
@@ -210,9 +213,9 @@ class _StandIn(Optimizer):
         if len(values) != len(self.param_groups):
             if not getattr(scheduler, "follows", False):
                 raise ValueError(
-                    f"schedule: the optimizer has {len(values)} groups now, but had "
-                    f"{len(self.param_groups)}: make a new schedule, or give one function of the "
-                    "step for all groups"
+                    f"schedule: the optimizer has {len(values)} parameter groups, but had "
+                    f"{len(self.param_groups)} when the schedule was created: create a new "
+                    "schedule, or pass one function of the step for all groups"
                 )
             self.param_groups[:] = [{"params": []} for _ in values]
         for group, value in zip(self.param_groups, values, strict=True):
@@ -235,13 +238,13 @@ class _FunctionScheduler:
         self.functions = [functions] if self.follows else functions
         if not (is_row(self.functions) and all(map(callable, self.functions))):
             raise TypeError(
-                "schedule: functions must be a function of the step, a list of functions, or a "
-                f"scheduler class of torch's, got {functions!r}"
+                "schedule: value must be a function of the step, a list of such functions, or a "
+                f"scheduler class from torch.optim.lr_scheduler, got {functions!r}"
             )
         if not self.follows and len(self.functions) != len(self.groups):
             raise ValueError(
-                f"schedule: {len(self.functions)} functions for {len(self.groups)} groups: give "
-                "one for each, or a single one for all"
+                f"schedule: got {len(self.functions)} functions for {len(self.groups)} parameter "
+                "groups: pass one function for each group, or a single function for all groups"
             )
         is_rate = key.rpartition("/")[2] in ("lr", "weight_decay")
         self.first_rates = [group["lr"] for group in self.groups] if is_rate else []
@@ -254,7 +257,7 @@ class _FunctionScheduler:
         functions = self.functions * len(self.groups) if self.follows else self.functions
         for group, function in zip(self.groups, functions, strict=True):
             value = function(self.count)
-            source = f"the function for {self.key!r} gave {value!r} at step {self.count}"
+            source = f"the function for {self.key!r} returned {value!r} at step {self.count}"
             group["lr"] = _converted(group["lr"], value, source)
         self._warn_of_factors()
 
@@ -266,9 +269,10 @@ class _FunctionScheduler:
                 continue
             if value >= max(0.1, 30 * first):
                 warn(
-                    f"schedule: the function for {self.key!r} gave {value} at step {self.count}, "
-                    f"but the group has {first}: the function must return the value itself; for "
-                    "factors, as in LambdaLR, write partial(LambdaLR, lr_lambda=...)",
+                    f"schedule: the function for {self.key!r} returned {value} at step "
+                    f"{self.count}, but the parameter group had {first}: the function must return "
+                    "the new value, not a factor. For factors, pass partial(LambdaLR, "
+                    "lr_lambda=...)",
                 )
                 self.first_rates = []
                 return
@@ -291,13 +295,16 @@ def _key_in_use(optimizer: Optimizer, key: str) -> str:
     if key in keys:
         return key
     if names is not None and key in names.ambiguous:
-        raise ValueError(f"schedule: {key!r} is ambiguous here: use one of {names.ambiguous[key]}")
+        raise ValueError(
+            f"schedule: the key {key!r} is ambiguous, because several transforms have this "
+            f"hyperparameter: use one of {names.ambiguous[key]}"
+        )
     if names is not None and key in WELL_KNOWN:
-        raise ValueError(f"schedule: no link reads {key!r}: add {WELL_KNOWN[key]} to the chain")
+        raise ValueError(f"schedule: no transform uses {key!r}: add {WELL_KNOWN[key]} to the chain")
     known = keys + list(names.aliases if names is not None else ())
     near = nearest(key, known)
-    hint = f"there are {keys}" if near is None else f"did you mean {near!r}?"
-    raise ValueError(f"schedule: the groups have no key {key!r}: {hint}")
+    hint = f"the keys are {keys}" if near is None else f"did you mean {near!r}?"
+    raise ValueError(f"schedule: the parameter groups have no key {key!r}: {hint}")
 
 
 def _check(optimizer: ChainRunner, group: dict[str, Any], key: str) -> None:
@@ -317,12 +324,12 @@ def _converted(old: Any, new: Any, source: str) -> Any:
     """
     if isinstance(old, (tuple, list)):
         if not isinstance(new, (tuple, list)) or len(new) != len(old):
-            raise ValueError(f"schedule: {source}, but {len(old)} numbers are needed")
+            raise ValueError(f"schedule: {source}, but {len(old)} numbers are required")
         return type(old)([_converted(a, b, source) for a, b in zip(old, new, strict=True)])
     if not isinstance(old, Tensor) and hasattr(new, "item"):  # a tensor, or a NumPy scalar
         new = new.item()
     if not _is_number(new):
-        raise TypeError(f"schedule: {source}, but a number is needed")
+        raise TypeError(f"schedule: {source}, but a number is required")
     if isinstance(old, Tensor):
         with torch.no_grad():  # a compiled or captured step reads this memory
             return old.copy_(new.reshape(())) if isinstance(new, Tensor) else old.fill_(new)

@@ -66,10 +66,13 @@ def check_pure(
         for ours, theirs in zip(_tensors(replayed), _tensors(without_replay), strict=True):
             same = torch.equal(ours.nan_to_num(), theirs.nan_to_num())
             assert same, (
-                f"step {step + 1} is not the same where it is replayed: {ours} and {theirs}"
+                f"check_pure: step {step + 1} gives {ours} if it is replayed from a recording, but "
+                f"{theirs} otherwise"
             )
     replays: Any = replayed.engine
-    assert replays.replays.count, f"no step was replayed: {replays.replays.why}"
+    assert replays.replays.count, (
+        f"check_pure: no step was replayed from a recording: {replays.replays.why}"
+    )
     _check_effects(transforms, shapes, idle)
 
 
@@ -79,8 +82,8 @@ def _check_effects(transforms: Sequence[Transform], shapes: Shapes, idle: Collec
     for key in idle:
         if key not in keys.defaults:
             raise ValueError(
-                f"check_pure: idle has {key!r}, which is not a hyperparameter of this "
-                f"chain{hint(key, keys.defaults)}; it has {list(keys.defaults)}"
+                f"check_pure: idle must contain only hyperparameters of this chain, which are "
+                f"{list(keys.defaults)}, got {key!r}{hint(key, keys.defaults)}"
             )
     usual = list(_steps(transforms, shapes, {}))
     for link in keys.links:
@@ -92,10 +95,10 @@ def _check_effects(transforms: Sequence[Transform], shapes: Shapes, idle: Collec
                 continue
             *others, last = map(repr, [value, *tried])
             raise AssertionError(
-                f"{link.path}: the hyperparameter {key!r} has no effect: with {', '.join(others)} "
-                f"and {last} the steps are the same; let the rule read group[{name!r}], pass "
-                f"shapes= of parameters that reach the rule, or pass idle=[{key!r}] if this chain "
-                "does not use it"
+                f"{link.path}: the hyperparameter {key!r} has no effect: steps with "
+                f"{', '.join(others)} and {last} are equal. The class must read group[{name!r}]. "
+                "If it does, pass shapes= of parameters that it changes, or pass "
+                f"idle=[{key!r}] if this chain does not use {name}"
             )
 
 

@@ -62,7 +62,7 @@ def parse_all(text: str) -> list[tuple[str | None, Any]]:
     except OSError as error:
         raise ValueError(f"cannot read {text}: {error.strerror}") from None
     except ValueError as error:
-        raise ValueError(f"{text} is no JSON: {error}") from None
+        raise ValueError(f"{text} is not valid JSON: {error}") from None
     named = isinstance(config, dict) and "type" not in config
     return list(config.items()) if named else [(None, config)]
 
@@ -76,14 +76,14 @@ def parse(text: str) -> tuple[str | None, Any]:
     try:
         (statement,) = ast.parse(text.strip()).body
     except (SyntaxError, ValueError):
-        raise ValueError(f"a chain is written like {EXAMPLE}, or as JSON; got {text}") from None
+        raise ValueError(f"a chain must be like {EXAMPLE}, or JSON, got {text}") from None
     match statement:
         case ast.Assign(targets=[ast.Name(id=name)], value=value):
             pass
         case ast.Expr(value=value):
             name = None
         case _:
-            raise ValueError(f"a chain is written like {EXAMPLE}, or as JSON; got {text}")
+            raise ValueError(f"a chain must be like {EXAMPLE}, or JSON, got {text}")
     links = value.elts if isinstance(value, (ast.Tuple, ast.List)) else [value]
     return name, [plain(link) for link in links]
 
@@ -99,7 +99,7 @@ def plain(node: ast.expr) -> Any:
     with contextlib.suppress(ValueError):
         if isinstance(node, (ast.Constant, ast.UnaryOp)):
             return ast.literal_eval(node)
-    raise ValueError(f"expected a rule, a number or a text, got {ast.unparse(node)}")
+    raise ValueError(f"only rules, numbers and strings are allowed, got {ast.unparse(node)}")
 
 
 def rule(name: str, call: ast.Call) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def rule(name: str, call: ast.Call) -> dict[str, Any]:
             raise ValueError(f"{name}: {error}") from None
     for keyword in call.keywords:
         if keyword.arg is None or keyword.arg in arguments:
-            raise ValueError(f"{name} is given twice or unclear: {ast.unparse(call)}")
+            raise ValueError(f"{name}: pass each argument once, got {ast.unparse(call)}")
         arguments[keyword.arg] = plain(keyword.value)
     return {"type": name, **arguments}
 
@@ -127,7 +127,7 @@ def make(config: Any, text: str) -> Chain:
     except (TypeError, ValueError) as error:
         raise ValueError(f"{error}, in {text}") from None
     if not len(chain):
-        raise ValueError(f"a chain needs a link, such as {EXAMPLE}; got {text}")
+        raise ValueError(f"a chain must have at least one rule, such as {EXAMPLE}, got {text}")
     return chain
 
 

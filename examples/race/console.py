@@ -11,13 +11,13 @@ from typing import TextIO
 from race.training import RECOVERED, Racer, Result
 
 COLUMNS = {
-    "final loss": "on text held out, in nats a letter",
-    "worst spike": "how far that loss rose above its best before",
-    "steps clipped": "in which the rule clipped anything, or skipped the step",
-    "steps to recover": f"the longest that the loss was more than {RECOVERED} above its best; "
-    "> where it still was at the end",
-    "ms per step": "median, forward and backward included",
-    "ms in opt.step()": "median, the chain alone",
+    "final loss": "on held-out text, in nats per character",
+    "worst spike": "the largest increase of this loss above its earlier minimum",
+    "steps clipped": "steps in which the rule clipped something, and skipped steps",
+    "steps to recover": f"the longest time with a loss more than {RECOVERED} above its minimum; "
+    "> means that this was still so at the end",
+    "ms per step": "median, with the forward and backward pass",
+    "ms in opt.step()": "median, the optimizer step only",
 }
 
 

@@ -17,7 +17,7 @@ from race.console import COLUMNS, cells, headline
 from race.data import BATCH, CLEAN, CONTEXT, CORRUPTED, TEXT
 from race.training import PROMPT, Result
 
-REPEATS = "On one machine the same seed gives the same numbers, bit for bit, except for the times."
+REPEATS = "On the same machine, the same seed gives exactly the same numbers, except for the times."
 PAGE = Path(__file__).with_name("page.html")
 
 
@@ -30,7 +30,7 @@ def save(
     page.write_text(html(results, command, seed, device, picture), encoding="utf-8")
     told = [f"Report:  {page}"]
     if picture is None:
-        told.append('No picture: that needs matplotlib (pip install "torchzero-clip[plot]").')
+        told.append('No picture: install matplotlib with pip install "torchzero-clip[plot]"')
     else:
         picture.save_png(results, folder / "race.png")
         told.append(f"Picture: {folder / 'race.png'}")
@@ -85,8 +85,8 @@ def html(
         "cards": "\n".join(card(result, results, picture) for result in results),
         "light": picture.variables(0) if picture else "",
         "dark": picture.variables(1) if picture else "",
-        "missing": "" if picture else '<p class="note">There are no pictures here: '
-        "they need matplotlib.</p>",
+        "missing": "" if picture else '<p class="note">There are no pictures, '
+        "because matplotlib is not installed.</p>",
     }  # fmt: skip
     return Template(PAGE.read_text(encoding="utf-8")).substitute(words)
 
@@ -104,9 +104,9 @@ def summary(results: list[Result]) -> str:
         )
     if len(order) > 1:
         others = ", ".join(f"{escape(r.name)} {r.final_loss:.3f}" for r in order[1:])
-        sentences.append(f"Then came {others}.")
+        sentences.append(f"The other losses are {others}.")
     if lost:
-        sentences.append(f"Lost: <b>{', '.join(lost)}</b>.")
+        sentences.append(f"Diverged: <b>{', '.join(lost)}</b>.")
     return " ".join(sentences)
 
 

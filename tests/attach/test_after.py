@@ -61,11 +61,11 @@ def test_behind_an_optimizer_averages_are_those_of_a_chain(link):
     before = weights(model)
     with handle.averaged():
         close(weights(model), list(found.values()))
-        with pytest.raises(RuntimeError, match=r"step\(\) inside averaged\(\)"):
+        with pytest.raises(RuntimeError, match=r"step\(\) is not allowed inside averaged\(\)"):
             opt.step()
     same(weights(model), before)
     handle.eval()
-    with pytest.raises(RuntimeError, match=r"step\(\) after eval\(\)"):
+    with pytest.raises(RuntimeError, match=r"step\(\) is not allowed after eval\(\)"):
         opt.step()
     handle.train()
     same(weights(model), before)
@@ -85,7 +85,7 @@ def test_compiled_it_is_one_kernel_and_a_step_of_it_is_repeated(link):
             train(one, opt, 6)
         engine = handle.after.engine
         assert engine.replays.count > 0, engine.replays.why
-        assert engine.says([])[1:] == ["A step is one native call."]
+        assert engine.says([])[1:] == ["A replayed step is 1 call of compiled code."]
         close(weights(model), weights(other))
         found = handle.averaged_state_dict(model), plain.averaged_state_dict(other)
         close(*[dict(x) for x in found])
@@ -147,9 +147,9 @@ def test_checkpoints_with_and_without_such_links_are_told_apart():
     model = network()
     plain = attach(sgd(model), ClipNorm(0.1))
     behind = attach(sgd(model), ClipNorm(0.1), after=WeightEMA(0.5))
-    with pytest.raises(ValueError, match="has no state of rules after the optimizer, but this"):
+    with pytest.raises(ValueError, match="lacks state for the argument after of attach, but"):
         behind.load_state_dict(plain.state_dict())
-    with pytest.raises(ValueError, match=r"has state of rules after the optimizer, .* has no such"):
+    with pytest.raises(ValueError, match=r"has state for the argument after of attach, but"):
         plain.load_state_dict(behind.state_dict())
 
 
@@ -167,8 +167,10 @@ def test_groups_that_are_added_are_averaged_as_well():
 
 def test_the_plan_tells_of_links_behind_the_optimizer():
     handle = attach(sgd(network()), after=WeightEMA(0.5))
-    shown = "whose weights for evaluation averaged() shows"
-    said = f"Behind each step: Chain(WeightEMA(decay=0.5)), {shown}."
+    said = (
+        "After each step of the optimizer, Chain(WeightEMA(decay=0.5)) averages the weights. Use "
+        "averaged() to evaluate with the averaged weights."
+    )
     assert handle.explain().splitlines()[-1] == said
 
 
@@ -184,7 +186,7 @@ def test_a_removed_handle_looks_no_more():
 
 @pytest.mark.parametrize("link", [ScheduleFree(), WeightDecay(0.1), LR(0.1), Chain(ScheduleFree())])
 def test_a_link_that_needs_the_step_is_refused(link: Transform):
-    with pytest.raises(ValueError, match="after= accepts only rules that average weights, such"):
+    with pytest.raises(ValueError, match="after= accepts only transforms that average"):
         attach(sgd(network()), after=link)
 
 

@@ -417,7 +417,7 @@ def test_a_handle_refuses_the_checkpoint_of_another_chain():
     model = network(outputs=2)
     handle = attach(torch.optim.SGD(model.parameters(), lr=0.1), *adaptive())
     other = attach(torch.optim.SGD(model.parameters(), lr=0.1), clip())
-    with pytest.raises(ValueError, match="saved by another chain"):
+    with pytest.raises(ValueError, match="saved with other transforms"):
         handle.load_state_dict(other.state_dict())
 
 
@@ -452,7 +452,7 @@ def test_removing_twice_does_no_harm_to_a_rule_that_was_attached_since():
     first.remove()
     attach(opt, ClipValue(0.5))
     first.remove()
-    with pytest.raises(ValueError, match="attached already"):
+    with pytest.raises(ValueError, match="already has attached transforms"):
         attach(opt, ClipValue(1.0))
 
 
@@ -506,7 +506,7 @@ def test_a_handle_does_not_keep_its_optimizer_alive():
     del opt
     gc.collect()
     assert alive() is None
-    with pytest.raises(RuntimeError, match=r"the optimizer .* is gone"):
+    with pytest.raises(RuntimeError, match="the optimizer of this handle no longer exists"):
         handle.step()
 
 
@@ -516,14 +516,14 @@ def test_a_handle_does_not_keep_its_optimizer_alive():
 def test_attaching_twice_is_an_error_that_says_what_to_do():
     opt = torch.optim.SGD(network(outputs=2).parameters(), lr=0.1)
     attach(opt, clip())
-    with pytest.raises(ValueError, match=r"SGD has transforms attached already; remove\(\)"):
+    with pytest.raises(ValueError, match=r"SGD already has attached transforms: call remove\(\)"):
         attach(opt, clip())
 
 
 @pytest.mark.parametrize("make", [Modular, Clipper])
 def test_attaching_to_a_chain_is_an_error_that_says_what_to_do(make):
     opt = make(network(outputs=2).parameters(), clip())
-    with pytest.raises(TypeError, match=f"a {make.__name__} is a chain already; put the transf"):
+    with pytest.raises(TypeError, match=f"a {make.__name__} already contains transforms: pass"):
         attach(opt, clip())
 
 
@@ -564,7 +564,7 @@ def by_torch_save(opt: Optimizer) -> Optimizer:
 
 
 @pytest.mark.parametrize("duplicate", [by_deepcopy, by_pickle, by_torch_save])
-@pytest.mark.filterwarnings("ignore:a copy of this SGD has no transforms")
+@pytest.mark.filterwarnings("ignore:the copy of this SGD does not include the attached")
 def test_a_copy_of_an_optimizer_steps_without_the_rule_and_takes_another(duplicate):
     """As in torch, where hooks stay with the optimizer that they were registered on."""
     p = Parameter(torch.zeros(1))
@@ -631,7 +631,7 @@ def test_a_clipper_rewrites_gradients_and_returns_the_norm_before():
 
 def test_a_clipper_without_gradients_returns_zero_and_warns():
     p = Parameter(torch.ones(1))
-    with pytest.warns(UserWarning, match="Clipper: no parameter has a gradient, so nothing is"):
+    with pytest.warns(UserWarning, match="Clipper: no parameter has a gradient, so nothing was"):
         assert Clipper([p], clip()).step().item() == 0.0
     assert p.grad is None
 
@@ -707,7 +707,7 @@ def test_live_values_in_the_groups_of_the_optimizer_are_taken_over():
 
 
 def test_attaching_nothing_is_an_error():
-    with pytest.raises(ValueError, match="attach: give at least one transform"):
+    with pytest.raises(ValueError, match="attach: at least one transform is required"):
         attach(torch.optim.SGD([Parameter(torch.zeros(2))], lr=1.0))
 
 
@@ -737,10 +737,10 @@ def test_a_clipper_never_hands_out_its_own_memory_as_a_gradient(after):
 @pytest.mark.parametrize(
     ("key", "said"),
     [
-        ("max_nrom", "unknown group key 'max_nrom': did you mean 'max_norm'"),
+        ("max_nrom", "unknown key 'max_nrom' of a parameter group: did you mean 'max_norm'"),
         (
             "max_norm",
-            r"'max_norm' is ambiguous here: use one of \['ClipNorm/max_norm', 'ClipNorm_2/",
+            r"'max_norm' .* is ambiguous, .*: use one of \['ClipNorm/max_norm', 'ClipNorm_2/",
         ),
     ],
 )
@@ -786,7 +786,7 @@ def test_a_handle_knows_groups_added_before_its_checkpoint_is_loaded():
 
 def test_a_handle_is_not_copied():
     handle = attach(torch.optim.SGD([param(0.0)], lr=0.0), ClipNorm(1.0))
-    with pytest.raises(TypeError, match="belongs to its optimizer"):
+    with pytest.raises(TypeError, match="the handle that attach returned cannot be copied"):
         copy.deepcopy(handle)
 
 

@@ -68,8 +68,8 @@ def scaled(made: list[Any], enabled: bool = True) -> Callable[[Any], Any]:
 def test_a_scaler_that_torch_disables_here_is_said_to_be_unseen() -> None:
     report = trial(scaled([]), params())
     assert not report.capturable
-    assert 'Nothing more was seen: torch disables GradScaler("cuda") where it has no' in str(report)
-    with pytest.raises(AssertionError, match="torch disables GradScaler"):
+    assert 'The audit is incomplete: PyTorch disables GradScaler("cuda") on' in str(report)
+    with pytest.raises(AssertionError, match="PyTorch disables GradScaler"):
         assert_no_waits(scaled([]), params())
     off = trial(scaled([], enabled=False), params())
     assert off.capturable, str(off)
@@ -100,7 +100,7 @@ def test_what_is_attached_is_tried_with_its_optimizer() -> None:
     report = trial(make, params())
     assert report.capturable, str(report)
     assert report.calls > trial(RIGHT[2], params()).calls
-    with pytest.raises(TypeError, match="must return the optimizer that has the handle"):
+    with pytest.raises(TypeError, match="must return the optimizer, not the handle"):
         trial(lambda some: attach(torch.optim.SGD(some), ZClip()), params())
 
 
@@ -141,13 +141,13 @@ def test_a_report_is_text_and_plain_data() -> None:
     report = audit(planted_steps.ReadsItem, params())
     _, number = line(planted_steps.ReadsItem)
     text = str(report).splitlines()
-    assert text[0].startswith("ReadsItem: 4 calls for 6 tensors, 1 waits, ")
+    assert text[0].startswith("ReadsItem: 4 kernels for 6 parameters, 1 synchronizations, ")
     assert text[1:3] == [
-        "It waits for the device:",
-        f"  tests/audit/planted_steps.py:{number}: the host reads a value "
+        "Lines that synchronize with the GPU:",
+        f"  tests/audit/planted_steps.py:{number}: copies a value to the CPU "
         "(aten._local_scalar_dense.default)",
     ]
-    assert text[-1].startswith("Beside: ")
+    assert text[-1].startswith("For comparison: ")
     told = json.loads(json.dumps(report.as_dict()))
     assert told["capturable"] is False
     assert told["findings"][0]["kind"] == "read"
@@ -155,7 +155,7 @@ def test_a_report_is_text_and_plain_data() -> None:
 
 def test_a_step_that_needs_values_ends_and_says_so() -> None:
     report = audit(planted_steps.PicksByAMask, params())
-    assert f"planted_steps.py:{line(planted_steps.PicksByAMask)[1]} asks for a shape" in str(report)
+    assert f"planted_steps.py:{line(planted_steps.PicksByAMask)[1]} calls " in str(report)
     assert not report.capturable
 
 
@@ -168,16 +168,16 @@ def test_a_loop_that_a_value_ends_has_an_end(monkeypatch: pytest.MonkeyPatch) ->
         return until_small
 
     monkeypatch.setattr(ledger, "READS_ALLOWED", 20)
-    assert "does a value end a loop" in trial(make, params()).ended
+    assert "copies more than 20 values to the CPU" in trial(make, params()).ended
 
 
 def test_an_assertion_lists_the_lines() -> None:
     assert_no_waits(Small, params())
     assert_no_waits(planted_steps.Counts, params())  # which is in a graph's way alone
     _, number = line(planted_steps.ReadsItem)
-    with pytest.raises(AssertionError, match=f"planted_steps.py:{number}: the host reads"):
+    with pytest.raises(AssertionError, match=f"planted_steps.py:{number}: copies a value"):
         assert_no_waits(planted_steps.ReadsItem, params())
-    with pytest.raises(AssertionError, match="waits for the device"):
+    with pytest.raises(AssertionError, match="synchronizes with the GPU"):
         assert_no_waits(planted_steps.LooksForEntries, params())
 
 
@@ -199,15 +199,15 @@ def test_names_come_with_their_twins_and_frozen_parameters_have_no_gradient() ->
         (
             torch.optim.SGD([torch.ones(1)]),
             params(),
-            "got an SGD: an existing optimizer already has",
+            "got an existing SGD",
         ),
-        (Small, [], "no parameters"),
+        (Small, [], "at least one parameter"),
         (lambda some: None, params(), "got None"),
-        (lambda some: lambda: None, params(), "ran nothing on the device"),
+        (lambda some: lambda: None, params(), "ran no operator on the parameters"),
         (
             lambda some: Modular([torch.nn.Parameter(torch.ones(2))], named("lion")),
             params(),
-            "must use the parameters that it receives",
+            "make must use these parameters",
         ),
     ],
 )
@@ -271,7 +271,7 @@ def test_beside_it_stands_what_torch_sees_on_a_gpu(monkeypatch: pytest.MonkeyPat
     assert place.startswith("tests/audit/test_step.py:")
     assert modes == ["warn", 0]
     report = replace(report, on_gpu=[place])
-    assert f"On the GPU here torch saw it wait:\n  {place}" in str(report)
+    assert f"Lines that synchronized on the GPU of this machine:\n  {place}" in str(report)
 
 
 # --- the command
@@ -281,7 +281,7 @@ def test_the_command_prints_and_ends_with_one_where_the_step_waits(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     main(["audit", "tests.audit.planted_steps:fused"])
-    assert "a CUDA graph may capture it" in capsys.readouterr().out
+    assert "A CUDA graph can capture it" in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:
         main(["audit", f"{FILE}:ReadsFloat", "--shape", "4x4", "--json"])
     assert ended.value.code == 1

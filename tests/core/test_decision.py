@@ -89,7 +89,7 @@ def test_without_memory_nothing_is_remembered() -> None:
     ("made", "error", "words"),
     [
         (None, TypeError, "observe must return a dict, got None"),
-        ({"other": NORMS}, KeyError, "observe returned ..other.., which init_unit does not make"),
+        ({"other": NORMS}, KeyError, "observe must return only the keys .* got ..other.."),
     ],
 )
 def test_what_observe_may_return_is_a_sentence(made: Any, error: Any, words: str) -> None:

@@ -19,7 +19,7 @@ from torchzero_clip.testing import check_pure
 
 PAGES = [ROOT / "docs" / f"write_{name}.md" for name in ("your_own", "units", "state", "whole")]
 
-pytestmark = pytest.mark.filterwarnings("ignore:no LR:UserWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:the chain has no learning rate:UserWarning")
 
 
 @pytest.fixture(scope="module")

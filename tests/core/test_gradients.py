@@ -373,10 +373,12 @@ def test_a_vector_has_a_number_for_each_tensor(way: str) -> None:
     for length in (1, 3):
         made(way, params, Doubled(length)).step()
     close([p.data for p in params], [torch.tensor([-4.0])] * 3)
-    with pytest.raises(ValueError, match=r"one number for each of the 3 tensors .* shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"one element for each of the 3 tensors .* shape \(2,\)"):
         made(way, params, Doubled(2)).step()
 
 
 def test_a_clip_of_the_gradient_after_one_that_replaced_it_is_refused() -> None:
-    with pytest.raises(ValueError, match='ClipNorm has target="grad" but comes after Guard'):
+    with pytest.raises(
+        ValueError, match='ClipNorm with target="grad" has no effect, because Guard'
+    ):
         Modular([weight(0.0)], Guard("zero"), ClipNorm(0.1, target="grad"), LR(1.0))

@@ -40,7 +40,7 @@ def test_tensors_that_are_set_need_no_computing() -> None:
 
 
 def test_a_class_without_compute_says_so() -> None:
-    with pytest.raises(NotImplementedError, match="Lazy has no compute"):
+    with pytest.raises(NotImplementedError, match="Lazy must define compute"):
         _ = Lazy().tensors
 
 

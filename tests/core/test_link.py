@@ -26,7 +26,7 @@ def test_links_are_named_by_their_place_and_unnamed_chains_dissolve() -> None:
 
 
 def test_two_links_of_one_name_are_a_sentence() -> None:
-    with pytest.raises(ValueError, match="two links have the same name"):
+    with pytest.raises(ValueError, match="names of transforms must differ"):
         bind(Chain(Chain(Scale(1.0), name="Scale_2"), Scale(1.0), Scale(1.0)))
 
 

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings(
         "ignore:.*from the checkpoint replaces:UserWarning"
     ),  # live values are scheduled
-    pytest.mark.filterwarnings("ignore:no LR:UserWarning"),
+    pytest.mark.filterwarnings("ignore:the chain has no learning rate:UserWarning"),
 ]
 
 

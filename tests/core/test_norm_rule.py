@@ -37,7 +37,7 @@ def test_a_norm_rule_of_ones_own_works_at_every_scope():
             opt.step()
             updates.append(-p.item())
         assert updates == [8.0, 4.0, 2.0]
-    with pytest.raises(ValueError, match=r"Halve: dim must be None.*memory"):
+    with pytest.raises(ValueError, match=r"Halve: dim must be None.*keeps state"):
         Halve(dim=0)
 
 
@@ -69,7 +69,7 @@ def test_observing_what_init_unit_does_not_make_is_an_error():
         def observe(self, norm, clipped, state, group):
             return {"b": norm}
 
-    with pytest.raises(KeyError, match=r"Wrong\.observe returned \['b'\]"):
+    with pytest.raises(KeyError, match=r"Wrong\.observe must return only the keys .* got \['b'\]"):
         run_once(Wrong())
 
 
@@ -77,5 +77,5 @@ def test_a_norm_rule_without_limit_says_what_to_write():
     class Nothing(NormRule):
         pass
 
-    with pytest.raises(NotImplementedError, match="Nothing has no limit"):
+    with pytest.raises(NotImplementedError, match="Nothing must define limit"):
         run_once(Nothing())

@@ -102,5 +102,5 @@ def test_names_that_were_not_made_are_a_sentence() -> None:
 
     p = Parameter(torch.zeros(1))
     p.grad = torch.ones(1)
-    with pytest.raises(KeyError, match=r"Wrong: the numbers that come back.*'sum'.*'total'"):
+    with pytest.raises(KeyError, match=r"Wrong: the returned values.*'sum'.*'total'"):
         Modular([p], Wrong(), LR(1.0)).step()

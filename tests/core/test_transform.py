@@ -29,7 +29,7 @@ def test_a_transform_without_update_says_what_to_write():
     class Nothing(Transform):
         pass
 
-    with pytest.raises(NotImplementedError, match="Nothing has neither update nor step"):
+    with pytest.raises(NotImplementedError, match="Nothing must define update or step"):
         run_once(Nothing())
 
 
@@ -136,5 +136,5 @@ def test_state_in_half_the_memory_is_wide_for_one_tensor_at_a_time_unless_a_rule
 def test_a_class_that_stands_behind_the_learning_rate_takes_no_target():
     at_the_end = type("AtTheEnd", (Transform,), {"__module__": __name__, "place": "end"})
     assert at_the_end().target == "update"
-    with pytest.raises(ValueError, match="AtTheEnd: target must be 'update', the step that is"):
+    with pytest.raises(ValueError, match="AtTheEnd: target must be 'update', got 'grad'"):
         at_the_end(target="grad")

@@ -103,17 +103,17 @@ def step(rule: Transform, **engine: Any) -> None:
 
 CASES: dict[Callable[[], Transform], tuple[str, ...]] = {
     UnannotatedGain: (
-        "the rule reads 'gain', which is neither in its state, [], nor in its group, ",
-        "gain is a class attribute without an annotation, so write gain: Live[float] = 0.9",
+        "the key 'gain' is neither in state, which has [], nor in group, which has ",
+        "annotation to be an argument: write gain: Live[float] = 0.9",
     ),
-    FixedGain: ("gain is a fixed argument, so read self.gain, or annotate it with Live[...]",),
-    MisspelledGain: ("reads 'gian'", "['gain', 'grads', 'params']: did you mean 'gain'?"),
-    MisspelledState: ("neither in its state, ['average']", "did you mean 'average'?"),
-    RateOfAnother: ("to read it from another link, write reads = ('lr',) in the class",),
-    MisspelledLimit: ("reads 'limit_it'", "did you mean 'limit_at'?"),
-    MisspelledAverage: ("reads 'avrage'", "did you mean 'average'?"),
-    MisspelledInTensor: ("reads 'nothing_like_it'",),
-    MisspelledCount: ("reads 'cuont'", "did you mean 'count'?"),
+    FixedGain: ("read self.gain instead, or annotate the field gain with Live[...]",),
+    MisspelledGain: ("the key 'gian'", "['gain', 'grads', 'params']: did you mean 'gain'?"),
+    MisspelledState: ("neither in state, which has ['average']", "did you mean 'average'?"),
+    RateOfAnother: ("to read lr of another transform, write reads = ('lr',) in the class",),
+    MisspelledLimit: ("the key 'limit_it'", "did you mean 'limit_at'?"),
+    MisspelledAverage: ("the key 'avrage'", "did you mean 'average'?"),
+    MisspelledInTensor: ("the key 'nothing_like_it'",),
+    MisspelledCount: ("the key 'cuont'", "did you mean 'count'?"),
 }
 
 
@@ -127,7 +127,7 @@ def test_a_name_that_is_read_in_vain_is_named(
     with pytest.raises(KeyError) as caught:
         step(link, **engine)
     said = str(caught.value)
-    assert said.startswith(f"{'Masked/' * inside}{rule.__name__}: the rule reads '")
+    assert said.startswith(f"{'Masked/' * inside}{rule.__name__}: the key '")
     assert [words for words in CASES[rule] if words not in said] == []
     assert isinstance(caught.value.__cause__, KeyError)
 
@@ -149,8 +149,8 @@ def test_a_name_that_its_group_has_is_another_ones_error(engine: dict[str, Any])
 
 def test_an_attribute_without_annotation_is_no_argument_and_the_error_says_so() -> None:
     words = (
-        r"UnannotatedGain: there is no argument 'gain': gain is a class attribute without an "
-        r"annotation, so write gain: Live\[float\] = 0.9 in the class"
+        r"UnannotatedGain: there is no argument 'gain': the class attribute gain needs an "
+        r"annotation to be an argument: write gain: Live\[float\] = 0.9 in the class"
     )
     with pytest.raises(TypeError, match=words):
         UnannotatedGain(gain=0.5)  # type: ignore[call-arg]

@@ -114,7 +114,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(kept: Path, mode: int) ->
     kept.chmod(mode)
     before = sorted(kept.iterdir())
     stamps = [library.stat().st_atime_ns for library in before]
-    good(step(kept), f"others can write to {re.escape(str(kept))}.*TORCHZERO_CLIP_CACHE")
+    good(step(kept), f"other users can write to the folder {re.escape(str(kept))}.*_CLIP_CACHE")
     assert sorted(kept.iterdir()) == before
     assert [library.stat().st_atime_ns for library in before] == stamps
 
@@ -136,7 +136,7 @@ def test_a_folder_that_others_can_only_read_is_used(kept: Path, mode: int) -> No
 def test_a_temporary_folder_is_gone_with_its_process(kept: Path, tmp_path: Path) -> None:
     kept.chmod(0o777)
     (tmp_path / "tmp").mkdir()
-    good(step(kept, TMPDIR=str(tmp_path / "tmp")), "not cached for the next process")
+    good(step(kept, TMPDIR=str(tmp_path / "tmp")), "not cached on disk")
     assert not list((tmp_path / "tmp").glob("torchzero_clip_*"))
 
 
@@ -158,14 +158,18 @@ def test_a_relative_folder_is_that_of_the_beginning(given: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ('"g++', "the environment variable CXX must be a command, as in CXX=g\\+\\+, got '\"g"),
+        ('"g++', "the environment variable CXX must be the command of a .*, got '\"g"),
         pytest.param(
             "there-is-no-such-compiler", "needs a C\\+\\+ compiler: install", marks=pytest.mark.slow
         ),
         pytest.param("/", "compile=True needs a C\\+\\+ compiler: install", marks=pytest.mark.slow),
-        pytest.param("/bin/true", "/bin/true could not build a kernel", marks=pytest.mark.slow),
-        pytest.param("/bin/false", "/bin/false could not build a kernel", marks=pytest.mark.slow),
-        pytest.param("g++ --no", "g\\+\\+ --no could not build", marks=pytest.mark.slow),
+        pytest.param("/bin/true", "compiler failed, .* Command: /bin/true", marks=pytest.mark.slow),
+        pytest.param(
+            "/bin/false", "compiler failed, .* Command: /bin/false", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "g++ --no", "compiler failed, .* Command: g\\+\\+ --no", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_compiler_that_does_not_work_is_a_sentence_also_where_libraries_are_kept(
@@ -185,7 +189,7 @@ def test_a_compiler_that_writes_no_library_leaves_none_behind(tmp_path: Path) ->
     script.write_text("\n".join(lines) + "\n")
     script.chmod(0o700)
     run = step(tmp_path / "kept", CXX=str(script))
-    assert re.search("could not build a kernel", run.stderr), run.stderr[-3000:]
+    assert re.search(r"the C\+\+ compiler failed", run.stderr), run.stderr[-3000:]
     assert not list((tmp_path / "kept").iterdir())
 
 

@@ -304,7 +304,7 @@ MATRICES = {"a.weight": (4, 3), "a.scale": (2, 5), "b.weight": (2, 3, 2, 2), "b.
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.filterwarnings("ignore:Momentum. with momentum=1")
+@pytest.mark.filterwarnings("ignore:Momentum. momentum should be below 1")
 @settings(max_examples=settings.default.max_examples // 2)
 @given(chain=chains())
 def test_a_fast_step_of_a_random_chain_is_the_plain_step(chain: list[Transform], way: str) -> None:
@@ -313,7 +313,7 @@ def test_a_fast_step_of_a_random_chain_is_the_plain_step(chain: list[Transform],
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.filterwarnings("ignore:Momentum. with momentum=1")
+@pytest.mark.filterwarnings("ignore:Momentum. momentum should be below 1")
 @settings(max_examples=400)
 @given(chain=chains())
 def test_a_fast_step_of_many_random_chains(chain: list[Transform], way: str) -> None:

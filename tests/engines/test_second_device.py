@@ -227,7 +227,7 @@ def test_a_graph_without_a_kernel_is_a_sentence(
     monkeypatch.setattr(launches, "WATCHED", [])  # as where kernels start on another stream
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # whatever a program does with warnings
-        with pytest.raises(RuntimeError, match=r"captured: .*Graph is empty.*Leave captured"):
+        with pytest.raises(RuntimeError, match=r"captured: .*Graph is empty.*Remove the call"):
             train(opt)
     assert machine.replayed == 0
     assert (machine.now, machine.streams) == (HERE, streams)
@@ -238,5 +238,5 @@ def test_a_graph_is_of_one_device(machine: Machine) -> None:
     opt = captured(Modular(model(), *headline(), compile=True))
     train(opt)
     opt.add_param_group({"params": model(f"cuda:{HERE}")})
-    with pytest.raises(RuntimeError, match="cannot be captured: its parameters are on several"):
+    with pytest.raises(RuntimeError, match="into a CUDA graph: the parameters are on several"):
         train(opt)

@@ -116,7 +116,7 @@ class Pair:
 
 def test_a_step_is_replayed_with_one_collective_and_explain_names_it(mesh: Any) -> None:
     opt = Modular(params_of(model(mesh, headline())), *headline(), compile=True)
-    assert "Nothing in the chain keeps its steps from being replayed." in opt.explain()
+    assert "Steps of this chain can be recorded and replayed." in opt.explain()
     for seed in range(4):
         give(opt, seed)
         opt.step()
@@ -125,8 +125,9 @@ def test_a_step_is_replayed_with_one_collective_and_explain_names_it(mesh: Any) 
         opt.step()
     assert len(log) == 1
     assert opt.explain().splitlines()[-2:] == [
-        "Steps are replayed, 3 so far.",
-        "A step is 3 native calls; torch does between them: gather, aten.index.Tensor.",
+        "Steps are replayed from a recording, 3 so far.",
+        "A replayed step is 3 calls of compiled code. PyTorch runs the rest: gather, "
+        "aten.index.Tensor.",
     ]
 
 
@@ -305,7 +306,7 @@ def test_a_rule_that_calls_torch_distributed_is_not_replayed_and_explain_says_so
         give(opt, seed)
         opt.step()
     assert replays(opt).count == 0
-    assert "communicates with other ranks, which only rules about norms" in opt.explain()
+    assert "communicates with other ranks, which is supported only for norms" in opt.explain()
     assert "c10d" in opt.explain()
 
 
@@ -348,7 +349,7 @@ def test_steps_that_wait_for_other_ranks_cannot_be_captured(mesh: Any) -> None:
         model(mesh, headline()),
         Modular(stage, *headline(), compile=True, process_group=dist.group.WORLD),
     ):
-        with pytest.raises(ValueError, match=r"captured: .* wait for other ranks"):
+        with pytest.raises(ValueError, match=r"captured: .* communicate with other ranks"):
             captured(opt)
 
 

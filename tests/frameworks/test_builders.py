@@ -64,7 +64,7 @@ def test_what_the_configuration_says_is_in_the_group(build):
 
 @pytest.mark.parametrize("build", BUILDERS)
 def test_what_no_link_reads_is_an_error(build):
-    with pytest.raises(ValueError, match=r"weight_decay=0.1, but no link .* add WeightDecay"):
+    with pytest.raises(ValueError, match=r"weight_decay=0.1, but no transform .* add WeightDecay"):
         build(math.inf, "NoDecayAdam")
 
 

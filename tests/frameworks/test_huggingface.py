@@ -137,7 +137,7 @@ def test_a_weight_decay_that_no_link_reads_is_an_error(tmp_path):
             super().__init__(params, Adam(), LR(lr))
 
     made = {"optimizer_cls_and_kwargs": (Plain, {"lr": 1e-2})}
-    with pytest.raises(ValueError, match="no link of this chain reads it: add WeightDecay"):
+    with pytest.raises(ValueError, match="no transform uses it: add WeightDecay"):
         trainer(tmp_path, gpt(), weight_decay=0.1, **made).train()
     trainer(tmp_path, gpt(), **made).train()  # its default, 0, asks for nothing
 

@@ -46,7 +46,7 @@ DROPS: dict[str, Callable[[], Transform]] = {
 def test_what_drops_parameters_is_refused_at_construction(name: str) -> None:
     with pytest.raises(
         ValueError,
-        match=r"^ClipValueByEMA: ema_tfm must return a bound .* in every step, got ",
+        match=r"^ClipValueByEMA: ema_tfm must return a value .* in every step, got ",
     ):
         ClipValueByEMA(ema_tfm=DROPS[name]())
 
@@ -62,7 +62,7 @@ def test_a_class_that_drops_parameters_unannounced_is_named_in_the_step() -> Non
     p = Parameter(torch.ones(2))
     p.grad = torch.ones(2)
     opt = Modular([p], ClipValueByEMA(ema_tfm=Forget()))
-    with pytest.raises(RuntimeError, match=r"ClipValueByEMA: .* dropped some: .*Forget"):
+    with pytest.raises(RuntimeError, match=r"ClipValueByEMA: .*Forget.* returned none for some"):
         opt.step()
 
 

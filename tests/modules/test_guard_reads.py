@@ -174,12 +174,24 @@ def test_a_cuda_device_is_never_waited_for(kind, compile):
 @pytest.mark.parametrize(
     ("links", "options", "why"),
     [
-        ([Adam(), LR(0.1)], {}, "Whether a step is skipped stays on the device."),
-        ([RMSprop(), LR(0.1)], {"compile": True}, "Whether a step is skipped stays on the device."),
-        ([RMSprop(), LR(0.1)], {}, "whether it is skipped: RMSprop/square_avg is written at once."),
-        ([LR(0.1)], {}, "whether it is skipped: no fused optimizer is at the end."),
-        ([ClipNorm(1.0, target="grad"), LR(1.0)], {}, "skipped: gradients are written at once."),
-        ([Noise(0.1), LR(0.1)], {"compile": True}, "skipped: Noise counts the steps that happen."),
+        ([Adam(), LR(0.1)], {}, "Skipping a step does not synchronize with the GPU."),
+        (
+            [RMSprop(), LR(0.1)],
+            {"compile": True},
+            "Skipping a step does not synchronize with the GPU.",
+        ),
+        (
+            [RMSprop(), LR(0.1)],
+            {},
+            "whether it is skipped: RMSprop/square_avg is written in place.",
+        ),
+        ([LR(0.1)], {}, "the chain does not end with one of PyTorch's fused optimizers."),
+        ([ClipNorm(1.0, target="grad"), LR(1.0)], {}, "skipped: gradients are written in place."),
+        (
+            [Noise(0.1), LR(0.1)],
+            {"compile": True},
+            "skipped: Noise counts only steps that are not skipped.",
+        ),
     ],
 )
 def test_explain_names_what_the_host_waits_for(links, options, why):

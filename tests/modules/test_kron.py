@@ -466,10 +466,10 @@ def test_nothing_waits():
 def test_the_plan_and_the_file():
     opt = Modular(model(torch.float32).values(), named("kron"))
     first = (
-        "Kron: a matrix is refreshed in each of the first 501 steps, then ever more seldom, at last"
+        "Kron: each matrix is refreshed in each of the first 501 steps, then less and less often"
     )
-    assert f"{first} every 34, by a program of its own" in opt.explain()
+    assert f"{first}, and finally every 34 steps, in a separate computation" in opt.explain()
     rare = Modular(model(torch.float32).values(), Kron(every=9, stagger=True), LR(0.1))
-    assert "refreshed in its first step and every 9 steps, in turns" in rare.explain()
+    assert "refreshed in the first step and every 9 steps, at different steps" in rare.explain()
     with pytest.raises(SourceError, match="Kron"):
         opt.to_source()

@@ -98,7 +98,7 @@ def test_what_is_empty_has_no_matrix_and_a_file_is_written_or_refused_in_a_sente
         stepped(params, opt, random(step))
     owned = [k for k in opt.state[params["empty"]] if name in OWNED and k.startswith(OWNED[name])]
     assert owned == []
-    with pytest.raises(SourceError, match="cannot be written as a file of plain torch"):
+    with pytest.raises(SourceError, match="cannot be exported as plain PyTorch code"):
         opt.to_source()
-    refreshed = [line for line in opt.explain().splitlines() if "a matrix is refreshed" in line]
+    refreshed = [line for line in opt.explain().splitlines() if "each matrix is refreshed" in line]
     assert len(refreshed) == (name in ("soap", "soap_hyperball", "klsoap", "shampoo", "kron"))

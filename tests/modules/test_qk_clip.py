@@ -100,12 +100,12 @@ def test_other_parameters_take_their_steps() -> None:
 @pytest.mark.parametrize(
     ("heads", "words"),
     [
-        (queries(1.0, 2.0, 3.0), "the number of heads must divide the 4 rows of 'q.weight'"),
+        (queries(1.0, 2.0, 3.0), "for 'q.weight' with 4 rows. .* must divide the number of rows"),
         (
             queries(1.0, last=5),
-            "last must be at most the rows of one head, got shape \\(1,\\) and last=5",
+            "got maxima of shape \\(1,\\) and last=5",
         ),
-        (lambda name, p: Heads("query", torch.ones(2, 2)), "got shape \\(2, 2\\)"),
+        (lambda name, p: Heads("query", torch.ones(2, 2)), "got maxima of shape \\(2, 2\\)"),
         (lambda name, p: Heads("value", torch.ones(2)), "role must be 'query' or 'key', got 'valu"),
     ],
 )

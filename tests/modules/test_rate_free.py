@@ -193,6 +193,6 @@ def test_prodigy_asks_for_a_learning_rate_behind_it():
 
 def test_a_decay_that_d_does_not_scale_is_warned_of():
     w = Parameter(torch.zeros(1))
-    with pytest.warns(UserWarning, match=r"leave it out, and give weight_decay to Prodigy"):
+    with pytest.warns(UserWarning, match="remove WeightDecay, and pass weight_decay to Prodigy"):
         Modular([w], Prodigy(), WeightDecay(0.01), LR(1.0))
     Modular([w], WeightDecay(0.01), Prodigy(), LR(1.0))

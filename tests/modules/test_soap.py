@@ -346,17 +346,17 @@ class Kept(Transform):
     [
         (
             (),
-            r"links must be a basis and transforms, such as InBasis\(SOAPBasis\(\), Adam\(\)\), "
+            r"pass a basis and at least one transform, such as InBasis\(SOAPBasis\(\), Adam\(\)\), "
             r"got",
         ),
-        ((Adam(),), "links must be a basis and transforms"),
-        ((SOAPBasis(), 3), r"links must be transforms, such as Adam\(\), got 3"),
-        ((SOAPBasis(), Kept()), r"InBasis: Kept keeps \['m'\], which InBasis cannot rotate"),
+        ((Adam(),), "pass a basis and at least one transform"),
+        ((SOAPBasis(), 3), r"must be transforms, such as Adam\(\), got 3"),
+        ((SOAPBasis(), Kept()), r"InBasis: Kept has the state \['m'\], which cannot be rotated"),
         (
             (SOAPBasis(), SOAPBasis()),
-            "SOAPBasis keeps state of matrices, which InBasis cannot rotate",
+            "SOAPBasis has the state of matrices, which cannot be rotated",
         ),
-        ((SOAPBasis(), Mars()), r"Mars keeps \['previous'\]"),
+        ((SOAPBasis(), Mars()), r"Mars has the state \['previous'\]"),
     ],
 )
 def test_links_that_a_basis_cannot_turn_are_refused(links, words):
@@ -365,7 +365,7 @@ def test_links_that_a_basis_cannot_turn_are_refused(links, words):
 
 
 def test_links_inside_must_return_every_parameter():
-    with pytest.raises(ValueError, match="in every step: put Freeze before it"):
+    with pytest.raises(ValueError, match="in every step, got Freeze: put it before InBasis"):
         InBasis(SOAPBasis(), Freeze(lambda name, p: True), Adam())
 
 
@@ -389,7 +389,8 @@ def test_other_links_turn_along():
 def test_the_plan_and_the_file():
     opt = Modular(model(torch.float32).values(), named("soap"))
     assert (
-        "InBasis/SOAPBasis: a matrix is refreshed in its first step and every 10" in opt.explain()
+        "InBasis/SOAPBasis: each matrix is refreshed in the first step and every 10"
+        in opt.explain()
     )
     with pytest.raises(SourceError, match="InBasis"):
         opt.to_source()

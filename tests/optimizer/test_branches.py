@@ -43,16 +43,14 @@ def line(text: str, start: str) -> str:
 def test_a_norm_over_branches_is_told_with_what_each_has_of_it() -> None:
     net = model()
     opt = Modular(net.named_parameters(), ClipNorm(1.0, dim="global"), muon(net), LR(0.1))
-    told = line(opt.explain(), "ClipNorm takes one norm over all branches of Partition")
-    assert told.endswith(
-        "how much of it each has is told while gradients are there, before zero_grad()."
-    )
+    told = line(opt.explain(), "ClipNorm uses one norm over all branches of Partition")
+    assert told.endswith("Call explain() before zero_grad() to see the share of each branch.")
     for name, p in net.named_parameters():
         p.grad = torch.full_like(p, 1.0 if matrices_and_rest(net)[name] == "rest" else 0.0)
     for p in list(net[0].parameters())[:1]:
         p.grad = torch.full_like(p, 2.0)  # 32 entries: 128 of the 156 that the square is
-    told = line(opt.explain(), "ClipNorm takes one norm")
-    assert told.endswith("of its square now matrices 82.051%, rest 17.949%.")
+    told = line(opt.explain(), "ClipNorm uses one norm")
+    assert told.endswith("Shares of the squared norm now: matrices 82.051%, rest 17.949%.")
 
 
 def test_a_branch_that_decides_is_warned_of() -> None:
@@ -60,13 +58,13 @@ def test_a_branch_that_decides_is_warned_of() -> None:
     opt = Modular(net.named_parameters(), ClipNorm(1.0, dim="global"), muon(net), LR(0.1))
     for name, p in net.named_parameters():
         p.grad = torch.full_like(p, 1e3 if matrices_and_rest(net)[name] == "matrices" else 1.0)
-    assert "it is the norm of matrices in effect" in opt.explain()
+    assert "matrices dominates this norm" in opt.explain()
 
 
 def test_norms_of_branches_are_their_own() -> None:
     net = model()
     opt = Modular(net.named_parameters(), muon(net, ClipNorm(1.0, dim="global")), LR(0.1))
-    assert "takes one norm over" not in opt.explain()
+    assert "uses one norm over" not in opt.explain()
 
 
 def test_each_parameter_has_a_row_with_its_links_rate_and_decay() -> None:
@@ -95,9 +93,9 @@ def test_what_falls_through_a_partition_is_named() -> None:
     two = Partition({"a": Adam(), "b": Chain()}, lambda name, p: "a" if p.dim() > 1 else "b")
     opt = Modular(net.named_parameters(), two, LR(0.1))
     told = opt.explain(parameters=True)
-    assert "Partition leaves 0.bias, 1.bias, 2.bias as they come." in told
+    assert "Partition does not change the updates of 0.bias, 1.bias, 2.bias." in told
     opt = Modular(net.named_parameters(), Masked(Identity(), lambda name, p: True), LR(0.1))
-    assert "as they come" not in opt.explain(parameters=True)
+    assert "does not change the updates" not in opt.explain(parameters=True)
 
 
 def test_parameters_that_differ_in_numbers_and_rates_alone_share_a_row() -> None:

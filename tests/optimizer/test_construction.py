@@ -117,9 +117,9 @@ def test_what_is_not_a_leaf_parameter_is_refused(params, error):
 @pytest.mark.parametrize(
     ("link", "message"),
     [
-        (Adam, r"every link must be a Transform, got <class .*Adam'>; write Adam\(\.\.\.\)"),
-        (0.1, r"every link must be a Transform, got 0\.1"),
-        (lambda u: u, "every link must be a Transform, got <function"),
+        (Adam, r"a chain must contain only transforms, got <class .*Adam'>: write Adam\(\.\.\.\)"),
+        (0.1, r"a chain must contain only transforms, got 0\.1"),
+        (lambda u: u, "a chain must contain only transforms, got <function"),
     ],
 )
 def test_a_link_that_is_no_transform_is_an_error_that_says_what_to_write(link, message):
@@ -150,7 +150,7 @@ def test_a_group_is_a_dict_with_parameters(group, given):
 
 def test_what_is_no_closure_is_an_error():
     opt = Modular([one()], LR(0.1))
-    with pytest.raises(TypeError, match=r"step takes a closure, .* got tensor\(0\.5"):
+    with pytest.raises(TypeError, match=r"step: closure must be .* got tensor\(0\.5"):
         opt.step(torch.tensor(0.5))
 
 

@@ -176,7 +176,7 @@ def test_a_checkpoint_outlives_new_arguments_at_their_defaults() -> None:
 @pytest.mark.parametrize("changed", [{"kind": "left"}, {"kind": "right", "smooth": True}])
 def test_other_fixed_arguments_still_warn(changed: dict[str, Any]) -> None:
     opt = Modular(params_of(), Later(**changed), LR(0.1))
-    with pytest.warns(UserWarning, match="other fixed arguments"):
+    with pytest.warns(UserWarning, match="with other arguments of the transforms"):
         opt.load_state_dict(trained(Turn(kind="right"), LR(0.1)).state_dict())
 
 
@@ -240,20 +240,20 @@ FORMS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "groups are a number": (lambda s: s.update(param_groups=3), "'param_groups' of the checkpoint"),
     "a group is a list": (lambda s: s.update(param_groups=[[0, 1]]), "group 0 of the checkpoint"),
     "params are a number": (lambda s: s["param_groups"][0].update(params=2), "'params' of group 0"),
-    "params are lists": (lambda s: s["param_groups"][0].update(params=[[0], [1]]), "number"),
+    "params are lists": (lambda s: s["param_groups"][0].update(params=[[0], [1]]), "integers"),
     "a parameter twice": (lambda s: s["param_groups"][0].update(params=[0, 0]), "twice"),
-    "no params": (lambda s: s["param_groups"][0].pop("params"), "groups of [0] parameters"),
-    "a key is a number": (lambda s: s["param_groups"][0].update({3: 1}), "must be names"),
-    "the chain is a list": (lambda s: s["param_groups"][0].update(chain=[1]), "has no 'chain'"),
+    "no params": (lambda s: s["param_groups"][0].pop("params"), "groups of sizes [0]"),
+    "a key is a number": (lambda s: s["param_groups"][0].update({3: 1}), "must be strings"),
+    "the chain is a list": (lambda s: s["param_groups"][0].update(chain=[1]), "has no key 'chain'"),
     "the mark is a text": (
         lambda s: s["param_groups"][0]["chain"].update(fingerprint="x"),
-        "another chain",
+        "other transforms",
     ),
     "a parameter's state is a list": (
         lambda s: s["state"].update({1: [1]}),
         "the state of parameter 1 must be a dict, got list",
     ),
-    "state of no parameter": (lambda s: s["state"].update({7: {}}), "not in its groups"),
+    "state of no parameter": (lambda s: s["state"].update({7: {}}), "in none of its groups"),
     "a live value is a text": (lambda s: s["param_groups"][0].update(lr="x"), "LR: lr must be"),
     "state is a text": (lambda s: s["state"][0].update({"Momentum/momentum_buffer": "x"}), "'x'"),
     "a number that no tensor holds": (

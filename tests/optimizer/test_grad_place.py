@@ -275,7 +275,7 @@ def test_a_gradient_in_the_memory_of_its_parameter_is_copied_and_then_is_the_att
     torch.testing.assert_close(p.main_grad, torch.full((4,), 0.5))
     with pytest.raises(
         RuntimeError,
-        match="returned a gradient that a rule cannot change in place",
+        match="returned a gradient that cannot be changed in place",
     ):
         Modular([p], ClipNorm(0.1, target="grad"), LR(0.5), grad=lambda p: p.detach()).step()
 
@@ -287,13 +287,13 @@ def test_what_is_neither_a_name_nor_a_function_is_refused(given: Any) -> None:
 
 
 def test_a_file_of_plain_torch_has_no_words_for_it() -> None:
-    with pytest.raises(SourceError, match="grad='main_grad' cannot be written"):
+    with pytest.raises(SourceError, match="grad='main_grad' cannot be exported"):
         Modular(params(), Adam(), LR(1.0), grad="main_grad").to_source()
 
 
 def test_a_name_that_no_parameter_has_is_told_of() -> None:
     opt = Modular(params(elsewhere=True), Adam(), LR(1.0), grad="main_gard")
-    assert "no parameter has a gradient in grad='main_gard', so .grad counts." in opt.explain()
+    assert "no parameter has a gradient in grad='main_gard', so .grad is used." in opt.explain()
 
 
 def test_explain_is_that_of_the_same_chain() -> None:

@@ -51,7 +51,7 @@ def test_a_name_with_one_owner_is_bare_and_one_with_several_is_qualified():
 @pytest.mark.parametrize(("name", "key"), [("muon", "beta"), ("normuon", "EMA/beta")])
 def test_the_momentum_of_a_link_that_calls_it_otherwise_is_pointed_to(name, key):
     """The loops of others write group["momentum"]."""
-    words = f"a group sets momentum=0.5: EMA calls it '{key}'"
+    words = f"a parameter group has momentum=0.5: EMA uses the name '{key}'"
     with pytest.raises(ValueError, match=words):
         Modular([{"params": [one()], "momentum": 0.5}], named(name))
 
@@ -78,7 +78,7 @@ def test_a_value_may_become_that_of_another_link_where_there_is_one():
     ours, theirs = (Modular([one()], SpikeClip(2.0, beta), Adam()) for beta in (0.5, None))
     assert after(ours, beta=None) == after(theirs)
     alone = Modular([one()], SpikeClip(2.0, 0.5))
-    words = "SpikeClip reads betas, but no link of this chain owns it: add Adam(...) to the chain"
+    words = "SpikeClip reads betas, but no transform has betas: add Adam(...) to the transforms"
     with pytest.raises(ValueError, match=re.escape(words)):
         after(alone, beta=None)
     with pytest.raises(ValueError, match=re.escape(words)):
@@ -94,7 +94,9 @@ def test_of_several_links_that_have_the_value_the_nearest_counts():
 
     alone = after(Modular([("w", one())], Mars(0.3, 0.5), Adam((0.3, 0.9)), LR(0.1)))
     assert both((0.3, 0.9), (0.8, 0.9)) == alone
-    with pytest.raises(ValueError, match=r"Mars reads betas, which one link may own, got \['Adam'"):
+    with pytest.raises(
+        ValueError, match=r"Mars reads betas, so only one transform may .*, got \['Adam'"
+    ):
         Modular([one()], Mars(None), Adam(), Adam())
 
 
@@ -113,7 +115,9 @@ OWN_NUMBERS = {  # chains of these names in which each link has a number of its 
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*other fixed arguments")  # ScheduleFree's Adam has one
+@pytest.mark.filterwarnings(
+    "ignore:.*other arguments of the transforms"
+)  # ScheduleFree's Adam has one
 @pytest.mark.parametrize("name", OWN_NUMBERS)
 def test_a_checkpoint_goes_on_with_the_numbers_that_it_has_where_none_was_given(name):
     before = Modular([one()], OWN_NUMBERS[name]())
@@ -152,7 +156,7 @@ def test_an_unnamed_chain_dissolves():
 
 
 def test_two_links_of_one_name_are_an_error():
-    with pytest.raises(ValueError, match="same name"):
+    with pytest.raises(ValueError, match="names of transforms must differ"):
         Modular([one()], ClipNorm(1.0, name="x"), ClipNorm(1.0, name="x_2"), Scale(1.0, name="x"))
 
 
@@ -185,7 +189,7 @@ def test_all_live_values_are_in_defaults():
 
 
 def test_one_link_may_own_lr():
-    with pytest.raises(ValueError, match=r"one link may own lr.*LR_2.*groups.*Scale"):
+    with pytest.raises(ValueError, match=r"only one transform may have an lr.*LR_2.*groups.*Scale"):
         Modular([one()], LR(0.1), Adam(), LR(0.2))
 
 
@@ -265,6 +269,6 @@ def test_values_of_groups_are_checked_as_arguments_are(key):
 )
 def test_what_another_library_calls_a_live_value_is_an_error_with_its_name_here(key, name):
     chain = ClipNorm(1.0), WeightDecay(0.1), LR(0.1)
-    with pytest.raises(ValueError, match=f"unknown group key '{key}': it is called '{name}' here"):
+    with pytest.raises(ValueError, match=f"unknown key '{key}' of a parameter group: use '{name}'"):
         Modular([{"params": [one()], key: 0.1}], *chain)
     Modular([{"params": [one()], key: 0.1}], Scale(0.1))  # the user's own

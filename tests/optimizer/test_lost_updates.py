@@ -158,14 +158,14 @@ def unwarned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_chain_over_half_precision_warns_once_where_nobody_chose() -> None:
-    with pytest.warns(UserWarning, match=r"lose updates .*rounding='exact' .*'nearest' if"):
+    with pytest.warns(UserWarning, match=r"updates are lost .*rounding='exact' .*'nearest' to"):
         Modular(model(), LR(0.1))
     Modular(model(), LR(0.1))  # once a process
 
 
 def test_a_group_in_half_precision_that_comes_later_warns_as_well() -> None:
     opt = Modular(model(torch.float32), LR(0.1))
-    with pytest.warns(UserWarning, match="lose updates"):
+    with pytest.warns(UserWarning, match="small updates are lost in rounding"):
         opt.add_param_group({"params": model()})
     chosen = Modular(model(torch.float32), LR(0.1), rounding="nearest")
     chosen.add_param_group({"params": model()})  # whoever chose hears nothing

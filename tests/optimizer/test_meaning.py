@@ -48,7 +48,7 @@ from torchzero_clip import (
 )
 from torchzero_clip.published import NAMES
 
-NO_LR = "no LR: updates are subtracted at full size"
+NO_LR = "the chain has no learning rate, so updates are subtracted without scaling"
 
 
 class Rated(Transform):
@@ -102,7 +102,7 @@ def test_a_chain_without_a_learning_rate_warns_once_with_the_way_to_silence_it(c
     (message,) = said(*chain)
     assert message.startswith(NO_LR)
     assert repr(Chain(*chain)) in message
-    assert "or LR(1.0) if you want full size. Schedulers need an lr" in message
+    assert "or LR(1.0) for no scaling. Schedulers also need an lr" in message
     assert said(*chain, LR(1.0)) == []
 
 
@@ -175,14 +175,16 @@ def test_classes_and_release_warn_as_well():
 def test_a_learning_rate_that_is_divided_out_warns_once(between, last):
     (message,) = said(LR(0.1), *between, last)
     name = type(list(last)[-1] if isinstance(last, Chain) else last).__name__
-    assert message.startswith(f"LR comes before {name}, which divides it out: put it after")
+    assert message.startswith(
+        f"LR has no effect, because {name} after it normalizes the update: put LR after"
+    )
     assert said(Scale(0.1), *between, last, LR(0.1)) == []
 
 
 @at_once("other", [Sign(), Identity()])
 def test_it_is_divided_out_where_a_branch_does(other):
     (message,) = said(LR(0.1), Partition({"a": Adam(), "b": other}, kinds))
-    assert message.startswith("LR comes before Partition/a, which divides it out")
+    assert message.startswith("LR has no effect, because Partition/a after it")
 
 
 @at_once("last", [Adam(), Sign(), Normalize()])
@@ -204,14 +206,17 @@ def test_what_is_said_to_be_divided_out_changes_nothing(last):
 @at_once(
     "links, words",
     [
-        ([LR(0.1)], "the optimizer that steps next has the learning rate"),
-        ([ClipNorm(1.0), Masked(LR(0.1), lambda n, p: True)], "has the learning rate"),
-        ([Rated()], "has the learning rate"),
-        ([ClipNorm(1.0), Scale(3e-4)], "has the learning rate"),
-        ([Scale(-1e-3)], "has the learning rate"),
-        ([WeightDecay(0.01), ClipNorm(1.0)], "give weight_decay to the optimizer that steps next"),
-        ([MaxNorm(1.0)], "put it after LR in the chain of a Modular"),
-        ([Project(torch.relu)], "put it after LR in the chain of a Modular"),
+        ([LR(0.1)], "set the learning rate of that optimizer"),
+        (
+            [ClipNorm(1.0), Masked(LR(0.1), lambda n, p: True)],
+            "set the learning rate of that optimizer",
+        ),
+        ([Rated()], "set the learning rate of that optimizer"),
+        ([ClipNorm(1.0), Scale(3e-4)], "set the learning rate of that optimizer"),
+        ([Scale(-1e-3)], "set the learning rate of that optimizer"),
+        ([WeightDecay(0.01), ClipNorm(1.0)], "set the weight_decay of that optimizer"),
+        ([MaxNorm(1.0)], "use it after LR in a Modular"),
+        ([Project(torch.relu)], "use it after LR in a Modular"),
     ],
 )
 def test_a_link_about_the_step_is_an_error_where_none_is_made(links, words):
@@ -243,12 +248,17 @@ def test_a_factor_of_gradients_is_none(links):
 
 def test_explain_begins_with_what_its_warnings_say():
     assert explained(Adam()) == [f"{NO_LR}."]
-    assert explained(LR(0.1), Adam()) == ["LR comes before Adam, which divides it out."]
+    assert explained(LR(0.1), Adam()) == [
+        "LR has no effect, because Adam after it normalizes the update."
+    ]
     assert explained(Adam(), LR(0.1)) == []
 
 
 def test_explain_counts_norms_and_names_that_of_torch():
-    four = 'ClipNorm: 4 norms, one per tensor; torch\'s clipping uses one norm (dim="global").'
+    four = (
+        "ClipNorm clips each of the 4 parameters by its own norm; for one norm over all "
+        'parameters, as in torch.nn.utils.clip_grad_norm_, pass dim="global".'
+    )
     assert explained(ClipNorm(1.0), Adam(), LR(0.1)) == [four]
     assert explained(ClipNorm(1.0, dim="global"), Adam(), LR(0.1)) == []
     assert explained(ClipNorm(1.0), make=Clipper) == [four]
@@ -259,9 +269,8 @@ def test_explain_counts_norms_and_names_that_of_torch():
 
 def test_explain_knows_how_large_norms_are_behind_adam():
     """√6400 for the largest tensor, √7504 for all."""
-    words = (
-        "ClipNorm at 1.0 after Adam receives norms near √n, here {}, and clips every step: ClipRMS"
-    )
+    words = "ClipNorm with max_norm=1.0 clips in every step, because norms after Adam are near √n, "
+    words += "here {} for"
     (line,) = explained(Adam(), ClipNorm(1.0, dim="global"), LR(0.1))
     assert line.startswith(words.format("86.63"))
     assert explained(Adam(), ClipNorm(1.0), LR(0.1))[1].startswith(words.format("80"))
@@ -293,4 +302,4 @@ def test_explain_notices_a_clip_of_somebody_else_in_front(chain, limit):
     found = [line for line in opt.explain().splitlines() if "in the last step" in line]
     assert len(found) == (limit is not None)
     for line in found:
-        assert line.startswith(f"the norm of all gradients was {limit} in the last step: another")
+        assert line.startswith(f"the global norm of the gradients was {limit} in the last step, so")

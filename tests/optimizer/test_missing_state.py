@@ -162,7 +162,7 @@ def test_a_checkpoint_without_the_state_of_a_link_that_has_acted_is_refused(
     params, opt = make(links, **engine)
     train(params, opt, 4)
     _, fresh = make(links, **engine)
-    with pytest.raises(ValueError, match=rf"the checkpoint lacks .*'{path}/\w+'"):
+    with pytest.raises(ValueError, match=rf"the checkpoint has no state .*'{path}/\w+'"):
         fresh.load_state_dict(without(opt.state_dict(), path))
     assert not fresh.state
     fresh.load_state_dict(opt.state_dict())
@@ -176,7 +176,7 @@ def test_a_checkpoint_without_one_tensor_of_a_matrix_is_refused(key: str) -> Non
     damaged = copy.deepcopy(opt.state_dict())
     del damaged["state"][0][f"InBasis/SOAPBasis/{key}"]
     _, fresh = make(links)
-    with pytest.raises(ValueError, match=f"lacks 'InBasis/SOAPBasis/{key}' of parameter 0"):
+    with pytest.raises(ValueError, match=f"has no state 'InBasis/SOAPBasis/{key}' for parameter 0"):
         fresh.load_state_dict(damaged)
 
 

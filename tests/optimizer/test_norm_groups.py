@@ -205,7 +205,7 @@ def test_a_checkpoint_that_lacks_a_clip_of_a_group_that_has_one_is_refused() -> 
     state = copy.deepcopy(opt.state_dict())
     for key in [key for key in state["state"][0] if key.startswith("AdaGC/")]:
         del state["state"][0][key]
-    with pytest.raises(ValueError, match="the checkpoint lacks 'AdaGC/"):
+    with pytest.raises(ValueError, match="the checkpoint has no state 'AdaGC/"):
         opt.load_state_dict(state)
 
 
@@ -256,17 +256,17 @@ def test_explain_tells_and_a_file_of_plain_torch_has_no_words() -> None:
     ps = params()
     opt = Modular(apart(ps), ClipNorm(0.5, dim="global"), LR(0.1))
     text = opt.explain()
-    assert "group 1 has a separate norm, 'head', if a rule uses the global norm." in text
-    assert "norm rules leave group 2 out, and do not count it: it has clip=False." in text
+    assert "group 1 has a separate norm, 'head', which replaces the global norm." in text
+    assert "group 2 has clip=False, so it is neither clipped nor part of any norm." in text
     with pytest.raises(SourceError, match="group 1 has a separate norm,"):
         opt.to_source()
     vars(ps[0])["grad_norm_group"] = "mtp"
-    assert "some of group 0 have a separate norm, 'mtp'" in opt.explain()
+    assert "some parameters of group 0 have a separate norm, 'mtp'" in opt.explain()
 
 
 @at_once("key, value", [("clip", "no"), ("clip", 0), ("norm_group", 3), ("norm_group", "a/b")])
 def test_what_rules_cannot_read_is_refused(key: str, value: Any) -> None:
-    with pytest.raises(TypeError, match=f"the group key '{key}'"):
+    with pytest.raises(TypeError, match=f"the key '{key}' of a parameter group"):
         Modular([{"params": params(), key: value}], ClipNorm(1.0), LR(1.0))
 
 
@@ -321,7 +321,7 @@ def test_a_value_that_replaces_another_in_a_run_is_checked(
         fill(ps, i)
         opt.step()
     opt.param_groups[0][key] = value
-    with pytest.raises(TypeError, match=f"group 0: the group key '{key}'"):
+    with pytest.raises(TypeError, match=f"group 0: the key '{key}' of a parameter group"):
         opt.step()
     opt.param_groups[0][key] = group[key]
     opt.step()

@@ -153,6 +153,6 @@ def test_the_units_of_a_handle_and_a_clipper_have_names(handle: bool) -> None:
 def test_units_of_a_name_that_is_not_there_is_a_sentence() -> None:
     _, opt = problem(ClipNorm(1.0))
     with pytest.raises(
-        ValueError, match=r"^Recorder: units needs one of \[\], got 'ClipNorm/norm'"
+        ValueError, match=r"^Recorder: name must be one of \[\], got 'ClipNorm/norm'"
     ):
         Recorder(opt).units("ClipNorm/norm")

@@ -449,8 +449,8 @@ def test_copies_keep_it(rounding, copied):
 ENDS = {
     ("nearest", "kahan"): "the compensation starts at zero",
     ("stochastic", "kahan"): "the compensation starts at zero",
-    ("kahan", "nearest"): "its compensation is dropped",
-    ("kahan", "stochastic"): "its compensation is dropped",
+    ("kahan", "nearest"): "the saved compensation is dropped",
+    ("kahan", "stochastic"): "the saved compensation is dropped",
     ("nearest", "stochastic"): "rounding='stochastic'",
     ("stochastic", "nearest"): "rounding='nearest'",
 }

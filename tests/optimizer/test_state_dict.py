@@ -97,7 +97,7 @@ def test_integer_and_bool_state_keep_their_dtype():
 
 @pytest.mark.parametrize("given", ["opt.pt", None, [1]])
 def test_what_is_no_dict_is_no_checkpoint(given):
-    said = rf"the result of state_dict\(\), a dict of .*, got {type(given).__name__}"
+    said = rf"the result of state_dict\(\), a dict with .*, got {type(given).__name__}"
     with pytest.raises(ValueError, match=said):
         Modular([one()], LR(0.1)).load_state_dict(given)
 
@@ -182,7 +182,7 @@ def refused(opt, checkpoint, *words, error=ValueError):
 )
 def test_a_checkpoint_of_another_chain_is_refused(links):
     opt = trained(ClipNorm(1.0), Adam(), LR(0.1))
-    refused(opt, trained(*links).state_dict(), "another chain", "Adam(")
+    refused(opt, trained(*links).state_dict(), "other transforms", "Adam(")
 
 
 def test_a_checkpoint_of_torch_is_refused():
@@ -220,7 +220,7 @@ def test_a_damaged_checkpoint_is_refused(damage):
     else:
         state["Adam/exp_avg"] = state["Adam/exp_avg"].half()
     words = {
-        "missing": "lacks 'Adam/exp_avg'",
+        "missing": "has no state 'Adam/exp_avg'",
         "extra": "Adam/exp_max",
         "dtype": "torch.float16",
     }
@@ -239,7 +239,7 @@ def test_a_damaged_checkpoint_is_refused(damage):
 )
 def test_other_fixed_arguments_warn_and_load(now, then):
     opt, other = trained(now, LR(0.1)), trained(then, LR(0.1))
-    with pytest.warns(UserWarning, match="fixed arguments"):
+    with pytest.warns(UserWarning, match="other arguments of the transforms"):
         opt.load_state_dict(other.state_dict())
     loaded, given = state_of(opt), state_of(other)
     assert equal(loaded["state"], given["state"])

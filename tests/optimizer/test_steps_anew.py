@@ -107,16 +107,16 @@ def steps(opt: Modular, count: int = 6, change: Callable[[Modular, int], Any] | 
 
 NEVER: dict[str, tuple[Callable[[], Transform], tuple[str, ...]]] = {
     "a rule that says nothing": (
-        Unsaid, ("Unsaid", "pure = True", "branch on a value", "check_pure"),
+        Unsaid, ("Unsaid", "pure = True", "branch on the value", "check_pure"),
     ),
     "a function": (lambda: Scaled(lambda x: x), ("Scaled", "schedule.pure = True")),
-    "noise": (lambda: Noise(0.1), ("Noise", "generator", "leave compile out")),
+    "noise": (lambda: Noise(0.1), ("Noise", "generator", "compile=False")),
     "lambda": (lambda: Lambda(torch.tanh), ("Lambda", "fn", "u.tanh()")),
     "when": (lambda: When(lambda t: t < 9, ClipNorm(1.0)), ("When", "condition", "schedule")),
     "accumulate": (lambda: Accumulate(2), ("Accumulate", "backward()")),
     "project": (lambda: Project(torch.relu), ("Project", "fn", "pure = True")),
     "matrices": (
-        lambda: InBasis(SOAPBasis(), Adam()), ("InBasis", "matrices", "nothing to do"),
+        lambda: InBasis(SOAPBasis(), Adam()), ("InBasis", "matrix products"),
     ),
     "inside": (lambda: Masked(Noise(0.1), lambda name, p: True), ("Masked", "generator")),
 }  # fmt: skip
@@ -126,13 +126,13 @@ NEVER: dict[str, tuple[Callable[[], Transform], tuple[str, ...]]] = {
 def test_before_the_first_step_it_says_what_stands_in_the_way_and_what_to_do(name: str) -> None:
     make, words = NEVER[name]
     said = made(make(), LR(0.1)).explain()
-    assert "No step will be replayed" in said
+    assert "Steps cannot be recorded and replayed" in said
     assert [word for word in words if word not in said] == []
 
 
 def test_every_link_that_stands_in_the_way_is_named() -> None:
     said = made(Noise(0.1), Lambda(torch.tanh), Lambda(torch.sin), Unsaid(), LR(0.1)).explain()
-    lines = said[said.index("No step will be replayed") :].splitlines()[1:]
+    lines = said[said.index("Steps cannot be recorded and replayed") :].splitlines()[1:]
     assert [line.split(":")[0].strip("- ") for line in lines] == [
         "Noise", "Lambda", "Lambda_2", "Unsaid",
     ]  # fmt: skip
@@ -145,10 +145,7 @@ def test_it_says_the_same_after_steps() -> None:
 
 
 def test_of_a_chain_that_may_be_repeated_it_says_so() -> None:
-    assert (
-        "Nothing in the chain keeps its steps from being replayed."
-        in made(Adam(), LR(0.1)).explain()
-    )
+    assert "Steps of this chain can be recorded and replayed." in made(Adam(), LR(0.1)).explain()
 
 
 def stepped(opt: Any, after: Callable[[Any], None], count: int = 4) -> str:
@@ -171,7 +168,7 @@ def stepped(opt: Any, after: Callable[[Any], None], count: int = 4) -> str:
 )
 def test_a_checkpoint_after_every_step_is_named(name: str, after: Callable[[Any], None]) -> None:
     opt = made(Adam(), LR(0.1))
-    words = f"The two steps after {name} run without replay"
+    words = f"The two steps after {name} are not replayed"
     for _ in range(2):  # the explanation itself changes nothing
         assert words in stepped(opt, after)
     opt.step()
@@ -188,8 +185,8 @@ def test_a_reason_of_the_step_itself_comes_before_a_checkpoint() -> None:
     opt = made(Doing(read), LR(0.1))
     opt.state_dict()
     said = stepped(opt, lambda opt: None)
-    assert "ran without replay: " in said
-    assert "run without replay" not in said
+    assert "was not replayed from a recording: " in said
+    assert "are not replayed" not in said
 
 
 def test_without_compile_it_says_nothing() -> None:
@@ -198,14 +195,14 @@ def test_without_compile_it_says_nothing() -> None:
 
 
 def test_a_clipper_says_it_too() -> None:
-    assert "Noise" in made(Noise(0.1), kind=Clipper).explain().partition("No step")[2]
+    assert "Noise" in made(Noise(0.1), kind=Clipper).explain().partition("cannot be recorded")[2]
 
 
 # ---------------------------------------------------------------------- after steps
 
 
 def test_after_steps_it_says_how_many_were_repeated() -> None:
-    assert "Steps are replayed, 5 so far." in steps(made(Adam(), LR(0.1)), 7)
+    assert "Steps are replayed from a recording, 5 so far." in steps(made(Adam(), LR(0.1)), 7)
 
 
 def rate(opt: Modular, i: int) -> None:
@@ -240,21 +237,21 @@ def moving(opt: Modular, i: int) -> None:
 
 BEFORE = Chain(Adam(), LR(0.1))
 FOUND: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
-    "a rate that is a tensor": (BEFORE, rate, ("'lr'", "Tensor", "give a number")),
-    "gradients of a subclass": (BEFORE, of_a_subclass, ("gradients", "Mine", "leave compile out")),
-    "other gradients in each step": (BEFORE, in_turn, ("parameters with a gradient differ",)),
+    "a rate that is a tensor": (BEFORE, rate, ("'lr'", "Tensor", "set it to a number")),
+    "gradients of a subclass": (BEFORE, of_a_subclass, ("gradients", "Mine", "compile=False")),
+    "other gradients in each step": (BEFORE, in_turn, ("that have a gradient changed",)),
     "losses of two kinds": (
-        Chain(SkipSpike(), Adam(), LR(0.1)), losses, ("kind of the loss differ",),
+        Chain(SkipSpike(), Adam(), LR(0.1)), losses, ("the type of the loss changed",),
     ),
     "gradients that share memory": (BEFORE, shared, ("share memory", "clone")),
     "state that moves": (BEFORE, moving, ("in place",)),
     "a value that is read": (
         Chain(Doing(pure(lambda x: x if (x > 0).any() else -x)), LR(0.1)), None,
-        ("a number on the host", "torch.where", "test_steps_anew.py"),
+        ("copies a value to the CPU", "torch.where", "test_steps_anew.py"),
     ),
     "numpy": (
         Chain(Doing(pure(lambda x: torch.from_numpy(x.numpy()))), LR(0.1)), None,
-        ("numpy reads a tensor", "test_steps_anew.py"),
+        ("numpy copies a tensor", "test_steps_anew.py"),
     ),
     "a shape that depends on values": (
         Chain(Doing(pure(lambda x: x * x.nonzero().shape[0])), LR(0.1)), None,
@@ -266,7 +263,7 @@ FOUND: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     ),
     "a tensor from elsewhere": (
         Chain(Doing(pure(lambda x: x * CONSTANT)), LR(0.1)), None,
-        ("torch.Size([])", "state", "field"),
+        ("shape ()", "state", "field"),
     ),
     "a guard that raises": (
         Chain(Guard("raise"), LR(0.1)), None, ("Guard", "synchronizes", "'skip'"),
@@ -287,7 +284,7 @@ def test_after_steps_it_says_why_they_were_done_anew_and_what_to_do(name: str) -
     chain, change, words = FOUND[name]
     kind = Clipper if "clipper" in name else Modular
     said = steps(made(*chain, kind=kind), change=change)
-    assert "ran without replay: " in said, said
+    assert "was not replayed from a recording: " in said, said
     assert [word for word in words if word not in said] == [], said
     assert len(said.splitlines()[-1]) < 500
 

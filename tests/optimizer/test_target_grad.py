@@ -86,7 +86,7 @@ def test_state_returned_as_a_gradient_is_copied_not_shared():
 
 @pytest.mark.parametrize("producer", [Scale(1.0), ClipNorm(1.0), Adam()], ids=repr)
 def test_target_grad_after_an_update_is_an_error(producer):
-    with pytest.raises(ValueError, match=r'ClipValue has target="grad".*after.*nothing'):
+    with pytest.raises(ValueError, match=r'ClipValue with target="grad" has no effect'):
         Modular([one()], producer, ClipValue(1.0, target="grad"), LR(0.1))
 
 
@@ -101,7 +101,7 @@ def test_target_grad_after_an_update_is_allowed_before_a_reader_of_gradients():
     Modular([p], Scale(2.0), ClipValue(3.0, target="grad"), Agree()).step()
     assert -p.item() == 20.0 * 3.0
     assert p.grad.item() == 3.0
-    with pytest.raises(ValueError, match='ClipValue has target="grad"'):
+    with pytest.raises(ValueError, match='ClipValue with target="grad" has no effect'):
         Modular([p], Scale(2.0), Agree(), ClipValue(3.0, target="grad"))
     Modular([p], Adam(), ClipNorm(1.0, target="grad"), Cautious(), LR(0.1))  # reads them too
 
@@ -152,5 +152,5 @@ def test_grad_links_that_do_something_are_accepted(chain):
     ],
 )
 def test_grad_links_that_nothing_sees_are_refused(chain):
-    with pytest.raises(ValueError, match="would change nothing"):
+    with pytest.raises(ValueError, match="has no effect, because"):
         Modular([param(0.0)], *chain())

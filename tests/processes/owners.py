@@ -210,7 +210,10 @@ def balance() -> list[str]:
             wrong.append(f"balance: {share.item():.3f} of the operations on one rank")
         sent = calls.pop("bytes")
         world = dist.get_world_size()
-        if f"48 sharded matrices 48 have owners among {world} ranks" not in opts[1].explain():
+        if (
+            f"48 sharded matrices, 48 are each processed by one of {world} ranks"
+            not in opts[1].explain()
+        ):
             wrong.append(opts[1].explain())
         if calls != {"all_to_all_single": 2 * len(GPT2)}:
             wrong.append(f"balance: {dict(calls)}")
@@ -321,7 +324,7 @@ def gathered() -> list[str]:
     finally:
         exchange.all_coordinates = known
     if (
-        "7 sharded matrices 4 have owners among 2 ranks; 3 are gathered, since the ranks"
+        "7 sharded matrices, 4 are each processed by one of 2 ranks; 3 are gathered on every"
         not in plan
     ):
         return [plan]

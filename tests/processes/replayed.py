@@ -88,17 +88,17 @@ def said() -> list[str]:
     """`explain` says that steps are replayed, with which collectives; and why others are not."""
     wrong = []
     for chain, words in {
-        (ClipNorm(1.0, dim="global"), Adam(), LR(1e-2)): "torch does between them: gather",
-        (Adam(), LR(1e-2)): "A step is one native call.",
+        (ClipNorm(1.0, dim="global"), Adam(), LR(1e-2)): "PyTorch runs the rest: gather",
+        (Adam(), LR(1e-2)): "A replayed step is 1 call of compiled code.",
         (
             Talks(),
             LR(1e-2),
-        ): "c10d.allreduce_.default communicates with other ranks, which only rules",
+        ): "c10d.allreduce_.default communicates with other ranks, which is",
     }.items():
         plain, wrapped = SETTINGS["fsdp"]()
         params = [p for _, p in named(wrapped)]
         opt = Modular(params, *chain, compile=True)
-        if "keeps its steps from being replayed" not in opt.explain():
+        if "can be recorded and replayed" not in opt.explain():
             wrong.append(f"{chain}: {opt.explain()}")
         for step in range(4):
             same_gradients([p for _, p in named(plain)], params, step)

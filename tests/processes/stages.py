@@ -93,7 +93,7 @@ def tagged(engine: str) -> bool:
     try:
         opt.step()
     except ValueError as error:
-        return "other stages cannot read" in str(error)
+        return "is not supported with process_group" in str(error)
     return False
 
 

@@ -96,7 +96,7 @@ def test_a_nan_in_the_shard_of_one_rank_stops_all(tmp_path):
     told = "safe to save: [True, False]"  # on the other rank as well
     assert first[:5] == second[:5] == [*before, told]
     assert re.match(
-        r"load: ValueError .* has NaN in 'Adam/exp_avg' of parameter 0, so a run", second[5]
+        r"load: ValueError .* has NaN in 'Adam/exp_avg' of parameter 0: load", second[5]
     )
     assert re.match(r"load: ValueError |step 3: \w+Error ", first[-1])
 
@@ -219,28 +219,37 @@ def spoil(t: Tensor) -> Tensor:
     return t
 
 
-NAN = "has NaN in {} of parameter 1, so a run that resumes from it gives NaN:"
-STRANGE = "has ['{}'] for {}, but no link has such state"
+NAN = "has NaN in {} of parameter 1: load an earlier checkpoint, or"
+STRANGE = "has the state ['{}'] for {}, but no transform"
 MUTATIONS: dict[str, tuple[Callable[[Any, str], None], str]] = {
-    "missing: a tensor": (drop(state, "whole"), "lacks {} of parameter 1"),
-    "missing: a number": (drop(state, NUMBER), f"lacks '{NUMBER}' of parameter 1"),
-    "missing: a number of the model": (drop(shared, SHARED), f"lacks '{SHARED}' of group 0"),
+    "missing: a tensor": (drop(state, "whole"), "has no state {} for parameter 1"),
+    "missing: a number": (drop(state, NUMBER), f"has no state '{NUMBER}' for parameter 1"),
+    "missing: a number of the model": (
+        drop(shared, SHARED),
+        f"has no state '{SHARED}' for group 0",
+    ),
     "missing: all numbers of the model": (
         drop(shared, "ZClip/*"),
-        "lacks 'ZClip/count', 'ZClip/mean', ",
+        "has no state 'ZClip/count', 'ZClip/mean', ",
     ),
-    "missing: the chain": (drop(group, "chain"), "saved by another kind of optimizer"),
-    "missing: the parameters": (drop(group, "params"), "has groups of [0] parameters"),
-    "missing: the state": (drop(top, "state"), "a dict of 'state' and 'param_groups', got ['par"),
+    "missing: the chain": (drop(group, "chain"), "was not saved by torchzero_clip"),
+    "missing: the parameters": (drop(group, "params"), "parameter groups of sizes [0]"),
+    "missing: the state": (
+        drop(top, "state"),
+        "with the keys 'state' and 'param_groups', got ['par",
+    ),
     "missing: the groups": (drop(top, "param_groups"), "and 'param_groups', got ['state']"),
     "extra: a tensor": (
         put(state, **{"Z/more": torch.ones(4)}),
         STRANGE.format("Z/more", "parameter 1"),
     ),
-    "extra: a parameter": (lambda c, _: c["state"].update({9: {}}), "has state of ['9']"),
+    "extra: a parameter": (
+        lambda c, _: c["state"].update({9: {}}),
+        "has state for the parameters ['9']",
+    ),
     "extra: of a link": (put(shared, **{"ZClip/x": 1.0}), STRANGE.format("ZClip/x", "group 0")),
     "extra: of no link": (put(shared, **{"Z/x": 1.0}), STRANGE.format("Z/x", "group 0")),
-    "extra: a misspelt value": (put(group, mull=2.0), "group 0 of the checkpoint: unknown group"),
+    "extra: a misspelt value": (put(group, mull=2.0), "group 0 of the checkpoint: unknown key"),
     "shape: a tensor": (put(state, whole=torch.zeros(1)), "has shape (1,) for"),
     "shape: a number": (put(state, number=torch.ones(1)), f"has shape (1,) for '{NUMBER}'"),
     "shape: of the model": (put(shared, shared=torch.ones(2)), f"has shape (2,) for '{SHARED}'"),
@@ -251,7 +260,7 @@ MUTATIONS: dict[str, tuple[Callable[[Any, str], None], str]] = {
     "NaN: a number": (put(state, number=spoil), NAN.replace("{}", f"'{NUMBER}'")),
     "NaN: a plain number": (put(state, number=math.nan), NAN.replace("{}", f"'{NUMBER}'")),
     "NaN: of the model": (put(shared, shared=spoil), f"has NaN in '{SHARED}' of group 0"),
-    "NaN: several": (put(state, number=spoil, whole=spoil), " of parameter 1 and 1 more, so a run"),
+    "NaN: several": (put(state, number=spoil, whole=spoil), " of parameter 1 and 1 more: load"),
     "NaN: a live value": (
         put(group, mul=math.nan),
         "mul must be a number at least 1 or N",
@@ -294,17 +303,23 @@ def test_the_checkpoint_of_another_run_raises_a_sentence_and_changes_nothing(kin
     run = started(kind)
     links = CHAINS[kind]()
     other = started(kind, links=[ClipNorm(1.0), *links[1:]])
-    refused(run, other.checkpoint(), "saved by another chain, with hyperparameters [")
+    refused(run, other.checkpoint(), "saved with other transforms. It has the hyperparameters [")
     swapped = started(kind, links=[links[1], links[0], *links[2:]])
-    refused(run, swapped.checkpoint(), "saved by another chain")
+    refused(run, swapped.checkpoint(), "saved with other transforms")
     more = started(kind, groups=2)
-    refused(run, more.checkpoint(), "has groups of [2, 1] parameters, this optimizer of [3]")
-    refused(more, run.checkpoint(), "has groups of [3] parameters, this optimizer of [2, 1]")
+    refused(
+        run, more.checkpoint(), "groups of sizes [2, 1], but this optimizer has groups of sizes [3]"
+    )
+    refused(
+        more, run.checkpoint(), "groups of sizes [3], but this optimizer has groups of sizes [2, 1]"
+    )
     fewer = started(kind, shapes=SHAPES[:2])
-    refused(run, fewer.checkpoint(), "has groups of [2] parameters, this optimizer of [3]")
-    refused(run, [run.checkpoint()], "a dict of 'state' and 'param_groups', got list")
+    refused(
+        run, fewer.checkpoint(), "groups of sizes [2], but this optimizer has groups of sizes [3]"
+    )
+    refused(run, [run.checkpoint()], "with the keys 'state' and 'param_groups', got list")
     both = {"opt": run.checkpoint()}
-    refused(run, both, "a dict of 'state' and 'param_groups', got ['opt']")
+    refused(run, both, "with the keys 'state' and 'param_groups', got ['opt']")
 
 
 @pytest.mark.parametrize("kind", CHAINS)
@@ -362,7 +377,7 @@ def test_what_begins_as_nan_or_infinite_loads():
     for p, q in zip(first.params, second.params, strict=True):
         assert p.equal(q)
     checkpoint["state"][0]["ClipValueGrowth/previous"] = torch.full((3, 4), math.nan)
-    refused(second, checkpoint, "has NaN in 'ClipValueGrowth/previous' of parameter 0, so a run")
+    refused(second, checkpoint, "has NaN in 'ClipValueGrowth/previous' of parameter 0: load")
 
 
 def test_state_that_one_of_several_links_lacks_is_missed():
@@ -372,7 +387,7 @@ def test_state_that_one_of_several_links_lacks_is_missed():
     for path in ("AdaptiveClip", "Adam"):
         checkpoint = run.checkpoint()
         drop(state, f"{path}/*")(checkpoint, "")
-        refused(run, checkpoint, f"lacks '{path}/")
+        refused(run, checkpoint, f"has no state '{path}/")
 
 
 def test_what_a_broken_run_saved_loads_as_the_sentence_says():

@@ -41,7 +41,7 @@ FEW = 8
 EVERY_NAME = "from torchzero_clip import *"  # for the cheat sheet, whose tables use most names
 REFERENCE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 
-SAYS_SIZE = pytest.mark.filterwarnings("error:no LR:UserWarning")
+SAYS_SIZE = pytest.mark.filterwarnings("error:the chain has no learning rate:UserWarning")
 
 
 def pages() -> list[Any]:

@@ -57,13 +57,13 @@ def fsdp1() -> None:
 
 
 CASES: dict[str, Callable[[], None]] = {
-    "no LR: updates are subtracted at full size": no_lr,
-    "unknown group key 'max_nrom': did you mean 'max_norm'?": misspelled_key,
-    "the checkpoint was saved by another chain": other_chain,
-    "it was saved by another kind of optimizer": other_library,
+    "the chain has no learning rate, so updates are subtracted without scaling": no_lr,
+    "unknown key 'max_nrom' of a parameter group: did you mean 'max_norm'?": misspelled_key,
+    "the checkpoint was saved with other transforms": other_chain,
+    "so the checkpoint was not saved by torchzero_clip": other_library,
     "lr: 0.001 from the checkpoint replaces 0.005": other_lr,
     "compile=True needs a C++ compiler": no_compiler,
-    "FullyShardedDataParallel stores parameters as flat pieces": fsdp1,
+    "FullyShardedDataParallel (FSDP1) is not supported": fsdp1,
 }
 
 

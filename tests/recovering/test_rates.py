@@ -62,7 +62,7 @@ def test_a_new_recover_ends_the_smaller_rate_of_the_one_before(options: dict[str
     again = run.watched()
     assert run.moved() == pytest.approx(0.1)
     assert run.rate == 0.1
-    with pytest.raises(RuntimeError, match="replaced by a newer one of the same optimizer"):
+    with pytest.raises(RuntimeError, match="replaced by a newer Recover of the same optimizer"):
         run.recover.step(1.0)
     assert again.step(1.0) is None
 

@@ -81,7 +81,7 @@ def test_steps_are_repeated_behind_a_way_back_as_before_it() -> None:
     plain.train(batches(recover.now.count, bad=()))
     assert recover.events
     said = [opt.explain().splitlines()[-2] for opt in (plain.opt, run.opt)]
-    assert said == [f"Steps are replayed, {recover.now.count - 2} so far."] * 2
+    assert said == [f"Steps are replayed from a recording, {recover.now.count - 2} so far."] * 2
 
 
 def test_state_comes_back_into_its_own_memory() -> None:
@@ -104,7 +104,7 @@ def test_state_that_was_replaced_since_is_what_it_was() -> None:
     run.train(batches(7, bad=()))
     run.opt.load_state_dict(run.opt.state_dict())
     run.train(batches(7, bad=()))
-    with pytest.warns(UserWarning, match="asked for: the run resumes after step 40"):
+    with pytest.warns(UserWarning, match="asked for; rolled back to step 40"):
         recover._go_back("asked for")
     assert differences(before, run.all()) == []
 

@@ -104,14 +104,17 @@ def test_what_excel_and_a_power_shell_write_is_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (b"epoch,loss\n1,0.5\n", r"a column such as grad_norm, .* there are \['epoch', 'loss'\]"),
-        (b"1,0.5\n2,0.7\n", "must begin with a line of names, such as step,grad_norm, got 1,0.5"),
-        (b"step,grad_norm\n1,\n2,\n", "no number in column 'grad_norm'"),
-        (b"step,grad_norm\n1,big\n", "numbers in its cells: .*'big', in column 'grad_norm'"),
-        (b"\x18\x00\x00\x00\x00\x00\x00\x00\xa3\x7f", "must be text, CSV or JSON"),
-        (b'{"step": 1}\n{"step: 2}\n{"step": 3}\n', "an object in every line, got line 2"),
-        (b'{"step": 1}\n', r"there are \['step'\]"),
-        (b"step 1 | loss 2.0 | norm 0.5\nstep 2 | loss 2.0 | norm 0.5\n", "there are "),
+        (b"epoch,loss\n1,0.5\n", r"such as grad_norm, .* columns are \['epoch', 'loss'\]"),
+        (
+            b"1,0.5\n2,0.7\n",
+            "must have the names of the columns, such as step,grad_norm, got 1,0.5",
+        ),
+        (b"step,grad_norm\n1,\n2,\n", "column 'grad_norm' of .* has no numbers"),
+        (b"step,grad_norm\n1,big\n", "column 'grad_norm' .* numbers in all cells: .*'big'"),
+        (b"\x18\x00\x00\x00\x00\x00\x00\x00\xa3\x7f", "must be a CSV or JSON file"),
+        (b'{"step": 1}\n{"step: 2}\n{"step": 3}\n', "must be a JSON object, got line 2"),
+        (b'{"step": 1}\n', r"its columns are \['step'\]"),
+        (b"step 1 | loss 2.0 | norm 0.5\nstep 2 | loss 2.0 | norm 0.5\n", "its columns are "),
         (b"[]", "has no steps"),
         (b'["a", 3]', "has no steps"),
         (b" \n", "has no steps"),
@@ -127,7 +130,7 @@ def test_another_shape_gets_a_sentence_with_what_there_is_and_what_is_wanted(
 
 def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "run.jsonl").write_text('{"step": 1, "grad_norm": 0.5}\n{"step": 2, "grad')
-    with pytest.warns(UserWarning, match="ends in the middle of a line"):
+    with pytest.warns(UserWarning, match="is incomplete, so it is skipped"):
         assert len(Trace.read(tmp_path / "run.jsonl")) == 1
 
 
@@ -144,7 +147,7 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
 def test_a_last_line_without_a_newline_counts_if_it_is_whole(text, rows, tmp_path: Path) -> None:
     path = tmp_path / "run.csv"
     path.write_bytes(text.encode())
-    with pytest.warns(UserWarning, match="no newline at its end: its last line is read as it is"):
+    with pytest.warns(UserWarning, match="may be incomplete, but is used"):
         assert Trace.read(path).norms.tolist() == NORMS[:rows]
 
 
@@ -152,7 +155,7 @@ def test_a_last_line_without_a_newline_counts_if_it_is_whole(text, rows, tmp_pat
 def test_a_last_line_that_is_no_row_is_left_out(end: str, tmp_path: Path) -> None:
     path = tmp_path / "run.csv"
     path.write_text(f"step,grad_norm\n10,0.5\n20,1.5\n{end}")
-    with pytest.warns(UserWarning, match="ends in the middle of a line, which is skipped"):
+    with pytest.warns(UserWarning, match="is incomplete, so it is skipped"):
         assert Trace.read(path).norms.tolist() == NORMS[:2]
 
 
@@ -161,18 +164,18 @@ DAMAGED[len(DAMAGED) // 2] ^= 255
 
 
 NO_LOGS = [
-    (b"[" * 100_000, "brackets that are nested too deep"),
-    (b'{"a":' * 100_000, "brackets that are nested too deep"),
+    (b"[" * 100_000, "brackets that are nested too deeply"),
+    (b'{"a":' * 100_000, "brackets that are nested too deeply"),
     (b'{"step": 1, "grad_norm": 1}\n' + b"[" * 100_000 + b"\n{}\n", "too deep"),
     (b'{"a":' * 3000 + b"1" + b"}" * 3000, "too deep"),
-    (b"{\"a\": 1}\n{'a': 1 + x}\n{}\n", r"in every line, got line 2: {'a': 1 \+ x}$"),
-    (b"{\"a\": 1}\n{'a': {[]: 1}}\n{}\n", r"in every line, got line 2: {'a': {\[\]: 1}}$"),
-    (b'{"log_history": 5}', "must have a list as its log_history, got int"),
+    (b"{\"a\": 1}\n{'a': 1 + x}\n{}\n", r"must be a JSON object, got line 2: {'a': 1 \+ x}$"),
+    (b"{\"a\": 1}\n{'a': {[]: 1}}\n{}\n", r"must be a JSON object, got line 2: {'a': {\[\]: 1}}$"),
+    (b'{"log_history": 5}', "log_history in .* must be a list, got int"),
     (b"\xff\xfe", "has no steps"),
     (b"\xef\xbb\xbf", "has no steps"),
     (b"\x1f\x8b", "has no steps"),
-    (b"\x1f\x8bxxxxxxxxxxxxxxxx", r"must be a whole \.gz file, or text"),
-    (bytes(DAMAGED), r"must be a whole \.gz file, or text"),
+    (b"\x1f\x8bxxxxxxxxxxxxxxxx", r"must be an intact \.gz file, or a text file"),
+    (bytes(DAMAGED), r"must be an intact \.gz file, or a text file"),
     (b"step,grad_norm\n1," + b"1" * 200_000 + b"\n", "larger than"),
 ]
 

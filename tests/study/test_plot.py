@@ -196,5 +196,5 @@ def test_units_that_were_watched_have_a_band_and_ways_back_a_mark(tmp_path: Path
     with mpl.rc_context({"svg.fonttype": "none"}):
         recorder.plot(tmp_path / "run.svg")
     text = (tmp_path / "run.svg").read_text()
-    assert {name in text for name in ("Watch/ratio", "recover/back", "behind a way back")} == {True}
+    assert {name in text for name in ("Watch/ratio", "recover/back", "after a rollback")} == {True}
     assert text.count("FillBetweenPolyCollection") + text.count("PolyCollection") >= 3

@@ -58,27 +58,30 @@ def attach(
     """
     if isinstance(optimizer, ChainRunner):
         raise TypeError(
-            f"attach: a {type(optimizer).__name__} is a chain already; put the transforms into it"
+            f"attach: a {type(optimizer).__name__} already contains transforms: pass the new "
+            "transforms to its constructor instead"
         )
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"attach: optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise TypeError(
-            "attach: SparseAdam needs sparse gradients, and no transform can change sparse "
-            "gradients: use SparseAdam without attach, or make the layer with sparse=False and "
-            "attach to another optimizer"
+            "attach: SparseAdam needs sparse gradients, but transforms do not support sparse "
+            "gradients: use SparseAdam without attach, or construct the layer with sparse=False "
+            "and use another optimizer"
         )
     if "_torchzero_clip" in optimizer.__dict__:
         raise ValueError(
-            f"attach: this {type(optimizer).__name__} has transforms attached already; remove() "
-            "their handle first, or attach all in one call"
+            f"attach: this {type(optimizer).__name__} already has attached transforms: call "
+            "remove() on their handle first, or pass all transforms in one call of attach"
         )
     if after is not None and not isinstance(after, Transform):
         raise TypeError(f"attach: after must be a Transform or a Chain, got {after!r}")
     if not transforms and after is not None:
         transforms = (Identity(),)
     if not transforms:
-        raise ValueError("attach: give at least one transform, as in attach(optimizer, ZClip())")
+        raise ValueError(
+            "attach: at least one transform is required, for example attach(optimizer, ZClip())"
+        )
     handle = Attached(
         optimizer,
         *transforms,
@@ -91,8 +94,8 @@ def attach(
     if in_checkpoint and KEY not in optimizer.state_dict():
         handle.remove()
         raise TypeError(
-            f"attach: {type(optimizer).__name__}.state_dict() has its own format, which cannot "
-            "store the state of the transforms: keep in_checkpoint=False, and save "
-            "handle.state_dict() next to it"
+            f"attach: in_checkpoint=True is not supported for {type(optimizer).__name__}, because "
+            "its state_dict() cannot store the state of the transforms: use in_checkpoint=False, "
+            "and save handle.state_dict() as well"
         )
     return handle

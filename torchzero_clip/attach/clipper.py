@@ -88,7 +88,7 @@ class Clipper(ChainRunner):
         """Send the gradients through the chain. Drop gradients that the chain does not return."""
         record = super()._through(step)
         if unwritten := record.pop(UNWRITTEN):
-            step.notes.host("gradients are left out on the host: p.requires_grad_(False)")
+            step.notes.host("some gradients are removed: use p.requires_grad_(False) instead")
         for p in unwritten:
             self.place.drop(p)
         return record
@@ -112,14 +112,14 @@ class Clipper(ChainRunner):
 
     def _end(self, step: Step, buckets: list[Bucket]) -> None:
         """Write the update that the last link returns into the gradients."""
-        step.skip.read("gradients are left out on the host")
+        step.skip.read("gradients can be removed")
         for bucket in buckets:
             step.gradients.write(bucket.originals)
             parts = zip(bucket.originals, bucket.cohort.layouts, bucket.update, strict=True)
             for p, layout, u in parts:
                 step.record[UNWRITTEN].discard(p)
                 if (grad := self.place.of(p)) is None:
-                    step.notes.made("a gradient is made, once")
+                    step.notes.made("a gradient is created in this step")
                     new = u.to(p.dtype, copy=True)
                     p.grad = new if layout is None else layout.wrap(new)
                 elif u is not (part := local(grad)):
@@ -139,6 +139,6 @@ class Clipper(ChainRunner):
         has_params = any([group["params"] for group in self.param_groups])
         if has_params and self.process_group is None and not torch.compiler.is_compiling():
             warn(
-                "Clipper: no parameter has a gradient, so nothing is clipped: call step() between "
-                "backward() and the optimizer's step()",
+                "Clipper: no parameter has a gradient, so nothing was clipped: call Clipper.step() "
+                "after backward() and before the step() of the optimizer",
             )

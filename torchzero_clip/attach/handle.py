@@ -104,7 +104,7 @@ class Attached(Clipper):
         """Update the handle after parameters were added to the optimizer, or replaced in it."""
         optimizer = self._optimizer()
         if optimizer is None:
-            raise RuntimeError("the optimizer that this handle was attached to is gone")
+            raise RuntimeError("the optimizer of this handle no longer exists")
         if len(optimizer.param_groups) < len(self.param_groups):
             left = {p for group in optimizer.param_groups for p in group["params"]}
             ours = [group for group in self.param_groups if left & set(group["params"])]
@@ -133,8 +133,10 @@ class Attached(Clipper):
         ]
         lines = [*unread, super().explain(parameters=parameters)]
         if self.after is not None:
-            shown = "whose weights for evaluation averaged() shows"
-            lines.append(f"Behind each step: {self.after.chain!r}, {shown}.")
+            lines.append(
+                f"After each step of the optimizer, {self.after.chain!r} averages the weights. Use "
+                "averaged() to evaluate with the averaged weights."
+            )
         return "\n".join(lines)
 
     def safe_to_save(self, steps: int = 1) -> bool:
@@ -172,8 +174,8 @@ class Attached(Clipper):
     def _links_after(self) -> AfterStep:
         if self.after is None:
             raise ValueError(
-                "this handle has no averaged weights: give attach a rule that averages weights, "
-                "for example attach(optimizer, after=WeightEMA(0.999))"
+                "this handle has no averaged weights: call attach with a transform that averages "
+                "weights, for example attach(optimizer, after=WeightEMA(0.999))"
             )
         return self.after
 
@@ -201,11 +203,12 @@ class Attached(Clipper):
             self._follow()
         has_after = isinstance(state_dict, Mapping) and AFTER in state_dict
         if has_after is (self.after is None):
-            there, here = ("", "no ") if has_after else ("no ", "")
+            contents = "has" if has_after else "lacks"
+            call = "without" if has_after else "with"
             raise ValueError(
-                f"the checkpoint has {there}state of rules after the optimizer, but this handle "
-                f"has {here}such rules: call attach with the same after= as when the checkpoint "
-                "was saved"
+                f"load_state_dict: the checkpoint {contents} state for the argument after of "
+                f"attach, but attach was called {call} after: pass the same arguments to attach "
+                "as when the checkpoint was saved"
             )
         if self.after is not None:
             state_dict = dict(state_dict)
@@ -226,16 +229,16 @@ class Attached(Clipper):
             return {key: value for key, value in state_dict.items() if key != KEY}
         if self._in_checkpoint:
             warn(
-                f"this checkpoint of {type(optimizer).__name__} has no state of the transforms, "
-                "so they keep their current state: it was saved without attach(..., "
-                "in_checkpoint=True)",
+                f"this checkpoint of {type(optimizer).__name__} has no state for the attached "
+                "transforms, so the transforms keep their current state. To save their state, "
+                "call attach with in_checkpoint=True",
             )
         return None
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
-            "a handle belongs to its optimizer and cannot be copied or pickled: attach again, "
-            "and load the handle's state_dict"
+            "the handle that attach returned cannot be copied or pickled: call attach for the "
+            "other optimizer, and load this handle's state_dict() there"
         )
 
     def _own_keys(self, group: dict[str, Any], names: GroupKeys) -> dict[str, Any]:
@@ -287,8 +290,8 @@ def _state_of_a_copy(original: Callable[[], Optimizer | None]) -> Any:
     assert optimizer is not None, "the optimizer itself holds this function"
     name = type(optimizer).__name__
     warn(
-        f"a copy of this {name} has no transforms: they stay with the {name} that they were "
-        "attached to. Attach to the copy as well, and load the handle's state_dict; or remove() "
-        "the handle before copying",
+        f"the copy of this {name} does not include the attached transforms. To use them in the "
+        "copy, call attach for the copy and load the state_dict() of the handle; otherwise call "
+        "remove() on the handle before copying",
     )
     return type(optimizer).__getstate__(optimizer)  # type: ignore[attr-defined, unused-ignore]

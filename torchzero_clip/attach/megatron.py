@@ -78,7 +78,9 @@ def megatron_entry(
     _check_names(names or {}, links, options.get("rounding"))
     state_names = {**_short_names(links), **(names or {})}
     if len(set(state_names.values())) < len(state_names):
-        raise ValueError(f"megatron_entry: names must give each state its own name: {state_names}")
+        raise ValueError(
+            f"megatron_entry: names must have a different value for each key, got {state_names}"
+        )
     metaclass: Any = type(base)
     body = {"names": state_names, "__doc__": base.__doc__}
     optimizer_cls = metaclass(base.__name__, (_InMegatron, base), body)
@@ -86,9 +88,9 @@ def megatron_entry(
     odd = [key for key in odd if state_names.get(key) != "step"]
     if odd:
         warn(
-            f"megatron_entry: the state {', '.join(odd)} does not have the shape of its "
-            "parameter, so the format torch_dist cannot store it: save with --ckpt-format torch, "
-            "or use rules whose state has the shape of the parameters, or is model-wide, such as "
+            "megatron_entry: checkpoints in the format torch_dist cannot store the state "
+            f"{', '.join(odd)}, because its shape differs from the shape of its parameter. Save "
+            "with --ckpt-format torch, or use transforms without such state, for example with "
             "dim='global'"
         )
     keys = GroupKeys(bind(Chain(*transforms))).defaults
@@ -123,8 +125,8 @@ def _check_names(names: Mapping[str, str], links: list[Link], rounding: str | No
     for key in names:
         if key not in known:
             raise ValueError(
-                f"megatron_entry: names has {key!r}, but this chain keeps no such state per "
-                f"parameter{hint(key, known) or f'; it keeps {known}'}"
+                f"megatron_entry: names has the key {key!r}, but these transforms keep no state "
+                f"of this name for each parameter{hint(key, known) or f'; they keep {known}'}"
             )
 
 
@@ -149,21 +151,21 @@ def _refuse_parts(links: list[Link], layer_wise: bool, tensor_parallel: int) -> 
         joint = _is_joint(link)
         if tensor_parallel > 1 and joint:
             raise ValueError(
-                f"megatron_entry: {link.path} needs all parameters, but with tensor parallelism "
-                "only Megatron-LM can tell which parameters are duplicated: leave the rule out; "
-                "for the global norm use Megatron-LM's clip_grad"
+                f"megatron_entry: {link.path} combines all parameters, which is not supported with "
+                "tensor parallelism, because some parameters exist on several ranks: remove it "
+                "from the chain. To clip the global norm, use Megatron-LM's clip_grad"
             )
         if tensor_parallel > 1 and not is_entrywise(link):
             raise ValueError(
                 f"megatron_entry: {link.path} needs whole tensors, but with tensor parallelism "
-                "each rank has slices of matrices: leave the rule out, or use elementwise rules, "
-                "such as Adam"
+                "each rank has only parts of matrices: use elementwise transforms instead, such "
+                "as Adam"
             )
         if layer_wise and (joint or (link.transforms and link.transform.reach == "layer")):
             raise ValueError(
-                f"megatron_entry: {link.path} needs several parameters, but with a layer-wise "
-                "optimizer only Megatron-LM can tell which parameters other ranks have: leave "
-                "the rule out; for the global norm use Megatron-LM's clip_grad"
+                f"megatron_entry: {link.path} combines several parameters, which is not supported "
+                "with a layer-wise optimizer, because other ranks have some of these parameters: "
+                "remove it from the chain. To clip the global norm, use Megatron-LM's clip_grad"
             )
 
 
@@ -222,13 +224,13 @@ class _InMegatron(ChainOptimizer):
             if not (is_entrywise(link) or one_norm):
                 raise ValueError(
                     f"{link.path} needs whole tensors, but {shards}: set "
-                    "use_layer_wise_distributed_optimizer, or use elementwise rules and the "
-                    "global norm"
+                    "use_layer_wise_distributed_optimizer, or use only elementwise transforms "
+                    "and the global norm"
                 )
             if joint and self.process_group is None and _size_of_world() > 1:
                 raise ValueError(
-                    f"{link.path} computes the global norm, but {shards} on several processes: "
-                    "give process_group=, the processes that share the parameters"
+                    f"{link.path} computes the global norm over several processes, because "
+                    f"{shards}: pass process_group=, the group of these processes"
                 )
 
     def _has_pieces(self) -> bool:

@@ -19,12 +19,16 @@ def audit_clip_command(arguments: Sequence[str]) -> Iterator[str]:
     """Yield the text of `audit_clip`. Then exit with code 1 if something is wrong."""
     parser = argparse.ArgumentParser(
         "python -m torchzero_clip audit-clip",
-        description="Try a clip function on gradients whose norm is known, in four processes.",
+        description="Check whether a clip function computes the right norm, on 1 and on 4 ranks.",
     )
     add = parser.add_argument
-    add("function", help="package.module:name or file.py:name; called with parameters and a norm")
-    add("--case", action="append", dest="cases", help="a case by its name, instead of all")
-    add("--json", action="store_true", help="print plain data")
+    add(
+        "function",
+        help="the clip function, as package.module:name or file.py:name. It is called with "
+        "parameters and max_norm",
+    )
+    add("--case", action="append", dest="cases", help="run only the case with this name")
+    add("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     try:
         report = audit_clip(options.function, options.cases)
@@ -43,19 +47,24 @@ def audit_command(arguments: Sequence[str]) -> Iterator[str]:
     """Yield the text of `audit`. Then exit with code 1 if the step synchronizes."""
     parser = argparse.ArgumentParser(
         "python -m torchzero_clip audit",
-        description="Do a step on an imagined GPU, and say where it waits for the device and what "
-        "keeps it from a CUDA graph. Exit code 1 where it waits.",
+        description="Run an optimizer step on a fake GPU. Print which lines synchronize with the "
+        "GPU and which lines prevent a CUDA graph. The exit code is 1 if the step synchronizes.",
     )
     add = parser.add_argument
     add(
         "function",
-        help="package.module:name or file.py:name; called with parameters it returns an optimizer "
-        "or a function that does a step; one without arguments returns such a function and the "
-        "parameters of a model",
+        help="a function, as package.module:name or file.py:name. It is called with parameters, "
+        "and returns an optimizer or a function that does a step. A function without arguments "
+        "returns such a function and the parameters of a model",
     )
-    add("--shape", action="append", dest="shapes", help="of a parameter, as 512x128; for each one")
-    add("--graph", action="store_true", help="exit code 1 where no CUDA graph can be had, too")
-    add("--json", action="store_true", help="print plain data")
+    add(
+        "--shape",
+        action="append",
+        dest="shapes",
+        help="the shape of a parameter, such as 512x128; repeat it for more parameters",
+    )
+    add("--graph", action="store_true", help="exit with 1 also if no CUDA graph is possible")
+    add("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     try:
         make, params = _make_and_params(options.function, options.shapes or SHAPES)
@@ -82,6 +91,6 @@ def _make_and_params(name: str, shapes: Sequence[str]) -> tuple[Callable[[Any], 
     if isinstance(returned, tuple) and len(returned) == 2:
         return returned
     raise TypeError(
-        f"{name} takes no argument, so it must return a pair: a function that makes the step, and "
-        f"the parameters of a model; got {returned!r}"
+        f"{name} has no arguments, so it must return two values: a function that returns an "
+        f"optimizer or a step, and the parameters of a model; got {returned!r}"
     )

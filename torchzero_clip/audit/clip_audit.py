@@ -69,11 +69,11 @@ def audits(
     all_cases = [*IN_ONE_PROCESS, *DISTRIBUTED]
     wanted = all_cases if cases is None else list(cases)
     if unknown := [name for name in wanted if name not in all_cases]:
-        raise ValueError(f"audit_clip: there is no case {unknown[0]!r}; there are {all_cases}")
+        raise ValueError(f"audit_clip: cases must be among {all_cases}, got {unknown[0]!r}")
     if INSIDE in os.environ:
         raise RuntimeError(
-            "audit_clip was called again in one of its own processes, because each process "
-            "imports the file of the function: put the call below `if __name__ == '__main__':`"
+            "audit_clip starts processes that import your file, so the call must be below "
+            "`if __name__ == '__main__':`"
         )
     names = [x if isinstance(x, str) else name_of(x) for x in functions]
     jobs = [
@@ -110,8 +110,8 @@ def _results(
             ]
         except subprocess.TimeoutExpired:
             raise RuntimeError(
-                f"audit_clip: {', '.join(names)} took more than "
-                f"{SECONDS_PER_FUNCTION * len(names)} s: try its cases one by one"
+                f"audit_clip: {', '.join(names)} did not finish within "
+                f"{SECONDS_PER_FUNCTION * len(names)} s: audit the cases one by one"
             ) from None
         finally:
             for process in started:
@@ -119,7 +119,8 @@ def _results(
         files = [Path(folder, f"{rank}.json") for rank in range(ranks)]
         if missing := [rank for rank, file in enumerate(files) if not file.exists()]:
             raise RuntimeError(
-                f"audit_clip: {', '.join(names)} ended early: {_last_line(errors[missing[0]])}"
+                f"audit_clip: a process failed in {', '.join(names)}: "
+                f"{_last_line(errors[missing[0]])}"
             )
         return list(zip(*[json.loads(file.read_text()) for file in files], strict=True))
 
@@ -139,7 +140,8 @@ def start_rank(arguments: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def _last_line(text: str) -> str:
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
+    lines = reversed(text.splitlines())
+    return next((line for line in lines if line.strip()), "no error message")
 
 
 def _row(case: str, of_ranks: Sequence[CaseResult | None]) -> ClipRow:
@@ -154,7 +156,7 @@ def _row(case: str, of_ranks: Sequence[CaseResult | None]) -> ClipRow:
     returned = [result["found"] for result in results]
     norms = {norm for norm in returned if norm is not None and norm == norm}
     if not why and norms and max(norms) > min(norms) * (1 + 1e-6):
-        why = f"ranks disagree: {sorted(norms)}"
+        why = f"ranks return different norms: {sorted(norms)}"
     elif why and len(wrong) < len(results):
         why += f"; on {len(wrong)} of {len(results)} ranks"
     memory = [result["fresh"] for result in results]

@@ -110,19 +110,19 @@ def generator() -> ClipCase:
 def tiny() -> ClipCase:
     """Make a case with gradients so small that their squares are zero in float32."""
     params = four_params(scale=1e-30)
-    return ClipCase(params, norm_of(params), mistakes={"squares vanish in float32": 0.0})
+    return ClipCase(params, norm_of(params), mistakes={"squares underflow in float32": 0.0})
 
 
 def huge() -> ClipCase:
     """Make a case with gradients so large that their squares overflow float32."""
     params = four_params(scale=1e30)
-    return ClipCase(params, norm_of(params), mistakes={"squares overflow float32": math.inf})
+    return ClipCase(params, norm_of(params), mistakes={"squares overflow in float32": math.inf})
 
 
 def float16() -> ClipCase:
     """Make a case with gradients so large that their squares and some norms overflow float16."""
     params = four_params(scale=2000.0, dtype=torch.float16)
-    mistakes = {"squares or norms overflow float16": math.inf}
+    mistakes = {"squares or norms overflow in float16": math.inf}
     return ClipCase(params, norm_of(params), mistakes=mistakes, tolerance=2e-3)
 
 
@@ -136,7 +136,7 @@ def large() -> ClipCase:
     """Make a case with 16 million numbers. A running sum in float32 loses the small ones."""
     params = with_gradients([nn.Parameter(random_values(1 << 24, seed=1))])
     rough = params[0].detach().norm().item()
-    mistakes = {"a sum in float32 loses what is small": rough}
+    mistakes = {"a sum in float32 loses small numbers": rough}
     return ClipCase(params, norm_of(params), mistakes=mistakes)
 
 
@@ -146,7 +146,7 @@ def frozen() -> ClipCase:
     params[1].requires_grad_(False)
     params[1].grad = None
     params[2].grad = None
-    mistakes = {"parameters are measured": norm_of(params)}
+    mistakes = {"it is the norm of the parameters, not of the gradients": norm_of(params)}
     return ClipCase(params, norm_of([params[0], params[3]]), mistakes=mistakes)
 
 
@@ -162,7 +162,7 @@ def tied() -> ClipCase:
     """Make a case in which one parameter is listed twice, as tied weights may be."""
     params = four_params()
     listed = [*params, params[0]]
-    mistakes = {"a tensor that is listed twice counts twice": norm_of(listed)}
+    mistakes = {"a parameter that is listed twice is counted twice": norm_of(listed)}
     return ClipCase(listed, norm_of(params), mistakes=mistakes)
 
 
@@ -290,8 +290,10 @@ def experts() -> ClipCase:
 
     case = case_of(small_model(16), distribute)
     model = small_model(16)
-    case.mistakes["the dense layers alone"] = norm_of([model.get_parameter("0.weight")])
-    case.mistakes["the experts alone"] = norm_of([model.get_parameter("2.weight")])
+    only_dense = norm_of([model.get_parameter("0.weight")])
+    case.mistakes["only the dense layers are counted"] = only_dense
+    only_experts = norm_of([model.get_parameter("2.weight")])
+    case.mistakes["only the experts are counted"] = only_experts
     return case
 
 
@@ -302,7 +304,7 @@ def pipeline() -> ClipCase:
     rank = dist.get_rank()
     stage = model[:1] if rank < 2 else model[1:]
     groups = [dist.new_group([r, r + 2]) for r in (0, 1)]
-    mistakes = {"the stages of the pipeline are not summed": norm_of(stage.parameters())}
+    mistakes = {"only the stage of this rank is counted": norm_of(stage.parameters())}
     params = with_gradients(stage.parameters())
     case = ClipCase(params, norm, stage, groups[rank % 2], mistakes)
     case.mistakes |= mistakes_of_ranks(case.local_grads)
@@ -326,9 +328,9 @@ def local_mistakes(params: Sequence[Tensor]) -> dict[str, float]:
     """Return the norms that functions with known mistakes compute in one process."""
     norms = [norm_of([p]) for p in params]
     return {
-        "norms of tensors are added, not their squares": sum(norms),
-        "the largest norm of a tensor is taken for that of all": max(norms),
-        "the squares are added, and the root is missing": sum([norm * norm for norm in norms]),
+        "the norms of tensors are added instead of their squares": sum(norms),
+        "it is the largest norm of a tensor": max(norms),
+        "the square root is missing": sum([norm * norm for norm in norms]),
     }
 
 
@@ -338,11 +340,11 @@ def mistakes_of_ranks(local_grads: Sequence[Tensor]) -> dict[str, float]:
     dist.all_gather_object(norms, norm_of(local_grads))
     squares = sum([norm * norm for norm in norms])
     return {
-        "each rank takes the norm of its own part": norm_of(local_grads),
-        "what several ranks have counts once for each": math.sqrt(squares),
-        "norms of ranks are added, not their squares": sum(norms),
-        "the mean over ranks is taken": math.sqrt(squares / len(norms)),
-        "the largest part is taken for all": max(norms),
+        "each rank counts only its own part": norm_of(local_grads),
+        "gradients that several ranks have are counted several times": math.sqrt(squares),
+        "the norms of ranks are added instead of their squares": sum(norms),
+        "the mean over ranks is used instead of the sum": math.sqrt(squares / len(norms)),
+        "it is the largest norm of a rank": max(norms),
     }
 
 

@@ -52,7 +52,8 @@ class ClipReport:
 
     def __str__(self) -> str:
         width = max([len(row.case) for row in self.rows], default=0)
-        lines = [f"{self.name}: {sum([row.right for row in self.rows])} of {len(self.rows)} right"]
+        right = sum([row.right for row in self.rows])
+        lines = [f"{self.name}: {right} of {len(self.rows)} cases are right"]
         lines.append(f"  {'':<{width}}   {'expected':>10} {'found':>10} {'memory':>7}")
         for row in self.rows:
             found = "none" if row.found is None else f"{row.found:.5g}"

@@ -89,7 +89,7 @@ def try_case(function: Callable[..., Any], case: ClipCase) -> CaseResult:
     if not why and not case.is_nan:
         why = _wrong_gradients(before, case, returns_norm=norm is not None)
         if not why and fresh is not None and fresh > MEMORY_ALLOWED:
-            why = f"it takes {fresh:.1f} times the memory of the gradients here"
+            why = f"it allocates {fresh:.1f} times the memory of the gradients on this rank"
     return {"expected": case.norm, "found": norm, "fresh": fresh, "why": why, "raised": False}
 
 
@@ -98,7 +98,7 @@ def _wrong_norm(norm: float | None, case: ClipCase) -> str:
     if norm is None:
         return ""
     if case.is_nan:
-        wrong = f"a gradient that is no number has the norm {norm:.4g}"
+        wrong = f"the norm is {norm:.4g} although a gradient is NaN"
         return wrong if math.isfinite(norm) else ""
     return "" if _near(norm, case.norm, case.tolerance) else _cause(norm, case)
 
@@ -110,14 +110,14 @@ def _wrong_gradients(before: Sequence[Tensor], case: ClipCase, returns_norm: boo
     ratios = [(t.double().norm() / right.double().norm()).item() for t, right in pairs if t.numel()]
     wrong = [x for x in ratios if not _near(x, 1.0, max(2 * case.tolerance, 1e-3))]
     if wrong:
-        message = f"gradients are {wrong[0]:.4g} of what they should be"
+        message = f"gradients are {wrong[0]:.4g} times the right gradients"
         if returns_norm:
             return message
         # the function has scaled by this norm, which tells the cause
         cause = _cause(case.norm / wrong[0], case).partition(": ")[2]
         return f"{message}: {cause}" if cause else message
     if factor == 1 and not all([torch.equal(t, right) for t, right in pairs]):
-        return "gradients within the limit are not what they were, bit for bit"
+        return "gradients changed although their norm is below max_norm"
     return ""
 
 
@@ -132,7 +132,7 @@ def _near(x: float, y: float, tolerance: float) -> bool:
 def _cause(found: float, case: ClipCase) -> str:
     """Return a message about a wrong norm. If a known mistake gives the same norm, name it."""
     ratio = found / case.norm if case.norm else math.inf
-    message = f"the norm is {ratio:.4g} of the right one"
+    message = f"the norm is {ratio:.4g} times the right norm"
     for mistake, norm in case.mistakes.items():
         explains = norm == found or _near(norm, found, 1e-4)
         if explains and not _near(norm, case.norm, case.tolerance):

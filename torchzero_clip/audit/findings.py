@@ -18,7 +18,11 @@ MEMORY_SHARE = 0.5
 """A line may allocate this share of the gradients' memory without a finding."""
 MEMORY_BYTES = 4096
 """A line may allocate this number of bytes without a finding."""
-WAITS = {"read": "the host reads a value", "copy": "host and device copy", "wait": "waits inside"}
+WAITS = {
+    "read": "copies a value to the CPU",
+    "copy": "copies between CPU and GPU",
+    "wait": "calls an operator that synchronizes",
+}
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def refusals(optimizers: Iterable[Optimizer]) -> Iterator[Finding]:
         is_of_torch = any([base.__module__.startswith("torch.optim.") for base in bases])
         if is_of_torch and any([group.get("capturable") is False for group in opt.param_groups]):
             code = inspect.unwrap(type(opt).step).__code__
-            message = f"torch captures no {type(opt).__name__} that is made without capturable=True"
+            message = f"{type(opt).__name__} must be constructed with capturable=True"
             yield Finding("refusal", f"{code.co_filename}:{code.co_firstlineno}", message)
 
 
@@ -103,7 +107,7 @@ def loops(ledger: Ledger, tensors: int) -> Iterator[Finding]:
     for request in _first_of_each_line(ledger.of("call")):
         times = most[request.where]
         if times >= tensors:
-            yield _finding("loop", request, "starts a kernel for each tensor", times)
+            yield _finding("loop", request, "starts one kernel for each tensor", times)
 
 
 def memory(ledger: Ledger, size: int) -> Iterator[Finding]:
@@ -120,7 +124,8 @@ def memory(ledger: Ledger, size: int) -> Iterator[Finding]:
     for request in _first_of_each_line(allocating):
         if fresh[request.where] >= max(MEMORY_SHARE * size, MEMORY_BYTES):
             share = fresh[request.where] / size
-            yield _finding("memory", request, f"reserves {share:.1f} of the gradients' memory")
+            what = f"allocates {share:.1f} times the memory of the gradients"
+            yield _finding("memory", request, what)
 
 
 def _finding(kind: str, request: Request, what: str, times: int = 1) -> Finding:

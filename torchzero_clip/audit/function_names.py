@@ -16,8 +16,8 @@ def name_of(function: Callable[..., Any]) -> str:
     name = getattr(function, "__qualname__", "<")
     if module is None or "<" in name:
         raise TypeError(
-            "audit_clip: its processes import the function by its name, so the function must be "
-            f"at the top of a module, got {function!r}: define it with `def`"
+            "audit_clip: function must be defined with `def` at the top level of a module, so that "
+            f"other processes can import it, got {function!r}"
         )
     if module == "__main__":
         module = inspect.getfile(function)
@@ -28,7 +28,9 @@ def function_named(name: str) -> Callable[..., Any]:
     """Import the function with a name such as "package.module:name" or "file.py:name"."""
     home, _, path = name.rpartition(":")
     if not home or not path:
-        raise ValueError(f"name a function as package.module:name or file.py:name, got {name!r}")
+        raise ValueError(
+            f"the name of a function must be package.module:name or file.py:name, got {name!r}"
+        )
     if home.endswith(".py"):
         spec = importlib.util.spec_from_file_location(Path(home).stem, home)
         assert spec is not None

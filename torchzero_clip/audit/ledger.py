@@ -207,14 +207,17 @@ class Ledger(TorchDispatchMode):
             self._record("read", name, (args, kwargs))
             self._count_of_reads += 1
         if self._count_of_reads > READS_ALLOWED:
-            raise NeedsValues(f"{_where()[0]} reads value after value: does a value end a loop?")
+            raise NeedsValues(
+                f"{_where()[0]} copies more than {READS_ALLOWED} values to the CPU, perhaps in a "
+                "loop whose end depends on a value"
+            )
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
             if any(["Tensor" in str(returned.type) for returned in schema(func).returns]):
                 raise NeedsValues(
-                    f"{_where()[0]} asks for a shape that depends on values, which fake tensors do "
-                    f"not have ({name}): it waits for the device"
+                    f"{_where()[0]} calls {name}, which synchronizes with the GPU, because the "
+                    "shape of its result depends on values; fake tensors have no values"
                 ) from error
         return _stand_in(inputs[0].dtype)
 
@@ -297,13 +300,13 @@ def differences(one: Ledger, other: Ledger) -> Iterator[tuple[Request, str]]:
     """
     for a, b in zip(one.requests, other.requests, strict=False):
         if (a.kind, a.name, a.calls) != (b.kind, b.name, b.calls):
-            yield b, f"comes where {a} came in the step before"
+            yield b, f"is called in place of {a} of the previous step"
             return
         if a.given != b.given:
             yield b, _change(a.given, b.given)
     if len(one.requests) != len(other.requests):
         shorter, longer = sorted([one.requests, other.requests], key=len)
-        yield longer[len(shorter)], "comes in one of two steps alone"
+        yield longer[len(shorter)], "is called in only one of two steps"
 
 
 def same(one: Ledger, other: Ledger) -> str | None:
@@ -440,12 +443,12 @@ def _change(before: tuple[Any, ...], now: tuple[Any, ...]) -> str:
         if old == new:
             continue
         if isinstance(new, HostScalar):
-            return "is given a number of the host in a tensor, and a graph keeps what it once was"
+            return "receives a 0-dim CPU tensor, whose value a CUDA graph cannot update"
         are_tensors = isinstance(old, TensorArgument) and isinstance(new, TensorArgument)
         if are_tensors and (old.dtype, old.shape) == (new.dtype, new.shape):
-            return "is given a tensor that lay elsewhere in the step before: write state in place"
-        return f"is given {_shown(new)}, which was {_shown(old)} in the step before"
-    return f"is given {len(now)} arguments, which were {len(before)} in the step before"
+            return "receives a tensor that is in new memory in each step: update state in place"
+        return f"receives {_shown(new)}, but received {_shown(old)} in the previous step"
+    return f"receives {len(now)} arguments, but received {len(before)} in the previous step"
 
 
 def _shown(argument: Any) -> Any:

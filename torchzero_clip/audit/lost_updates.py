@@ -44,13 +44,14 @@ class Lost:
 
     def __str__(self) -> str:
         if self.ended:
-            return f"What rounding loses was not seen, since on a CPU the step ends: {self.ended}"
+            return f"Lost updates are unknown, because the step failed on the CPU: {self.ended}"
         share = (
-            f"Of {self.moving:,} entries that it moves in float32, {self.share:.0%} stay in half"
+            f"Of {self.moving:,} elements that a step in float32 changes, {self.share:.0%} do "
+            "not change in half precision"
         )
         if self.rounding in ("", "nearest"):
-            return f"{share} precision: lost in rounding, but for what is kept beside the weights."
-        return f'{share} precision, for which rounding="{self.rounding}" makes up later.'
+            return f"{share}: their updates are lost, unless the optimizer has float32 weights."
+        return f'{share}: rounding="{self.rounding}" corrects this in later steps.'
 
 
 def lost_in(make: Callable[[Any], Any], named_or_not: Sequence[Any]) -> Lost | None:

@@ -52,7 +52,7 @@ def _format(x: Tensor, spec: str) -> str:
 
 def _numpy(x: Tensor, *_: Any, **__: Any) -> Any:
     if x.is_cuda:
-        raise TypeError("can't convert cuda:0 device type tensor to numpy: copy it to the host")
+        raise TypeError("can't convert cuda:0 device type tensor to numpy: call .cpu() first")
     with without_modes():
         return torch.ones(x.shape, dtype=x.dtype).numpy()
 

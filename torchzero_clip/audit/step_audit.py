@@ -31,8 +31,8 @@ BASELINE = "clip_grad_norm_ and AdamW(fused=True)"
 LINES_SHOWN = 8
 """The largest number of lines of one kind in the text of a report. `findings` has all lines."""
 SCALER = (
-    'torch disables GradScaler("cuda") where it has no CUDA, and an enabled one may read in each '
-    "step whether a gradient is infinite"
+    'PyTorch disables GradScaler("cuda") on a machine without CUDA, but an enabled GradScaler may '
+    "synchronize in each step"
 )
 SYNCHRONIZES = "synchronizing CUDA operation"  # from the warning of torch's sync debug mode
 
@@ -93,25 +93,25 @@ class StepReport:
     def __str__(self) -> str:
         lines = [self._line()]
         if self.capturable:
-            lines.append("It waits for nothing, and a CUDA graph may capture it.")
-        lines += _section("It waits for the device:", self.waits)
-        lines += _section("No CUDA graph can be had of it:", self.of("change", "refusal"))
-        lines += _section("It costs:", self.of("loop", "memory"))
+            lines.append("The step never synchronizes. A CUDA graph can capture it.")
+        lines += _section("Lines that synchronize with the GPU:", self.waits)
+        lines += _section("Lines that prevent a CUDA graph:", self.of("change", "refusal"))
+        lines += _section("Lines that cost time or memory:", self.of("loop", "memory"))
         if self.ended:
-            lines.append(f"Nothing more was seen: {self.ended}.")
+            lines.append(f"The audit is incomplete: {self.ended}.")
         if self.lost is not None:
             lines.append(str(self.lost))
         if self.on_gpu is not None:
-            lines += _section("On the GPU here torch saw it wait:", self.on_gpu)
+            lines += _section("Lines that synchronized on the GPU of this machine:", self.on_gpu)
         if self.beside is not None:
-            lines.append(f"Beside: {self.beside._line()}")
+            lines.append(f"For comparison: {self.beside._line()}")
         return "\n".join(lines)
 
     def _line(self) -> str:
         often = sum([x.times for x in self.waits])
         return (
-            f"{self.name}: {self.calls} calls for {self.tensors} tensors, {often} waits, "
-            f"{_size(self.fresh)} of fresh memory, {self.collectives} collectives"
+            f"{self.name}: {self.calls} kernels for {self.tensors} parameters, {often} "
+            f"synchronizations, {_size(self.fresh)} of new memory, {self.collectives} collectives"
         )
 
 
@@ -121,7 +121,7 @@ def _section(head: str, findings: Sequence[object]) -> Iterator[str]:
         yield head
     yield from [f"  {finding}" for finding in findings[:LINES_SHOWN]]
     if len(findings) > LINES_SHOWN:
-        yield f"  and {len(findings) - LINES_SHOWN} lines more"
+        yield f"  and {len(findings) - LINES_SHOWN} more lines"
 
 
 def _size(count: float) -> str:
@@ -162,12 +162,12 @@ def audit(make: Callable[[Any], Any], params: Any) -> StepReport:
     if isinstance(make, Optimizer):
         name = type(make).__name__
         raise TypeError(
-            "audit: make must be a function that makes an optimizer, such as lambda params: "
-            f"{name}(params), got an {name}: an existing optimizer already has its own tensors"
+            "audit: make must be a function that returns an optimizer, such as lambda params: "
+            f"{name}(params), got an existing {name}"
         )
     params = list(params)
     if not params:
-        raise ValueError("audit: there are no parameters to copy")
+        raise ValueError("audit: params must contain at least one parameter")
     lines_on_gpu = on_gpu(make, params) if torch.cuda.is_available() else None
     baseline = replace(trial(by_hand, params), name=BASELINE)
     report = trial(make, params)
@@ -194,7 +194,7 @@ def assert_no_waits(make: Callable[[Any], Any], params: Any) -> None:
     """
     report = audit(make, params)
     if report.waits or report.ended:
-        raise AssertionError(f"the step waits for the device\n{report}")
+        raise AssertionError(f"the step synchronizes with the GPU\n{report}")
 
 
 def by_hand(params: Any) -> Callable[[], None]:
@@ -231,8 +231,8 @@ def trial(make: Callable[[Any], Any], params: Sequence[Any]) -> StepReport:
     last = ledgers[-1]
     if not last.requests:
         raise RuntimeError(
-            "audit: the step ran nothing on the device: `make` must use the parameters that it "
-            "receives, not the parameters of an existing model"
+            "audit: the step ran no operator on the parameters that make received: make must use "
+            "these parameters, not the parameters of an existing model"
         )
     findings = waits(last)
     if not ended:
@@ -272,13 +272,13 @@ def _step_of(stepper: Any) -> Callable[[], Any]:
     """Return the step function of an optimizer or a clipper, or a function itself."""
     if isinstance(stepper, Attached):
         raise TypeError(
-            "audit: `make` must return the optimizer that has the handle, not the handle"
+            "audit: make must return the optimizer, not the handle that attach returned"
         )
     step: Callable[[], Any] = getattr(stepper, "step", stepper)
     if callable(step):
         return step
     raise TypeError(
-        f"audit: `make` must return an optimizer or a function that does a step, got {stepper!r}"
+        f"audit: make must return an optimizer or a function that does a step, got {stepper!r}"
     )
 
 

@@ -127,20 +127,20 @@ def read(cls: type, name: str, hint: Any) -> tuple[bool, Allowed | None]:
     unread = isinstance(hint, str) and NAMES.search(hint)
     if unread or (live and any([hasattr(x, "__forward_arg__") for x in inside])):
         raise TypeError(
-            f"{field}, {hint}, cannot be evaluated, so its bounds cannot be checked: import or "
-            "define all its names at the top of the module, not only under TYPE_CHECKING"
+            f"{field}, {hint}, cannot be evaluated: import or define all names of the annotation "
+            "at the top of the module, not only under TYPE_CHECKING"
         )
     if not live and any([x is MARK for x in inside]):
         raise TypeError(
-            f"{field} has Live inside another type; write Live around the whole, as in "
-            "Live[float | None]"
+            f"{field} must have Live on the outside, for example Live[float | None] instead of "
+            "Live[float] | None"
         )
     kind = kind_of(hint)
     if kind is None and any([isinstance(x, Within) for x in inside]):
         raise TypeError(
-            f"{field}, {hint}, has bounds that would not be checked: give bounds to a number, to "
-            "a number or None, or the same bounds to each entry of a tuple, such as tuple[Share, "
-            "Share]"
+            f"{field}, {hint}, has bounds in a place where they cannot be checked. Bounds are "
+            "supported for a number, for a number or None, and for a tuple if all its elements "
+            "have the same bounds, such as tuple[Share, Share]"
         )
     return live, kind
 

@@ -22,7 +22,10 @@ from torchzero_clip.core.tensorlist import TensorList
 
 BEGUN = "begun"
 """A key of a parameter's state. The value is 1 after the parameter's first step at a link."""
-COUNTS = "counts on the host: say reads = ('step',) instead, and leave max_consecutive out"
+COUNTS = (
+    "counts steps in Python: use reads = ('step',) in your class, and omit max_consecutive in "
+    "guards"
+)
 Origin: TypeAlias = Literal["gradient", "touched", "update"]
 """Where an update comes from: the untouched gradient, a gradient that links may have scaled, or a
 link that computed something else."""
@@ -233,7 +236,7 @@ class Bucket:
         if link.narrow and any(names.values()):
             prepare_draws(self.step.groups, DRAWS)
         if new:
-            self.step.notes.made(f"{link.path} makes state, once")
+            self.step.notes.made(f"{link.path} creates state in this step")
             for i in new:
                 p = self.originals[i]
                 layout = self.cohort.layouts[i]
@@ -258,7 +261,7 @@ class Bucket:
         if (kept := KEPT.get(self.rounding)) is not None:
             for p, state in zip(self.originals, self.param_states, strict=True):
                 if kept.key not in state:
-                    self.step.notes.made(f"rounding={self.rounding!r} makes state, once")
+                    self.step.notes.made(f"rounding={self.rounding!r} creates state in this step")
                     state[kept.key] = torch.zeros_like(p, dtype=kept.dtype)
         if self.rounding == "exact":
             self._keep()
@@ -389,8 +392,8 @@ def begun(buckets: Sequence[Bucket]) -> list[Bucket]:
         if len(old) == len(bucket.param_states):
             older.append(bucket)
             continue
-        bucket.step.skip.read(f"{bucket.bound.path}: parameters begin")
-        bucket.step.notes.made(f"{bucket.bound.path}: parameters begin, once")
+        bucket.step.skip.read(f"{bucket.bound.path} creates state")
+        bucket.step.notes.made(f"{bucket.bound.path} creates state in this step")
         for state in bucket.param_states:
             state[key] = 1
         if old:
@@ -427,7 +430,7 @@ def count_step(
     """
     path = buckets[0].bound.path
     step = buckets[0].step
-    step.skip.read(f"{path} counts the steps that happen")
+    step.skip.read(f"{path} counts only steps that are not skipped")
     if not asks:
         step.notes.host(f"{path} {COUNTS}")
     return step.notes.count(step.groups, f"{path}/{name}", by)

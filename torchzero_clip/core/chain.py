@@ -85,7 +85,9 @@ class Chain(Transform, Routing):
     def check(self) -> None:
         for link in self.links:
             if not isinstance(link, Transform):
-                raise TypeError(f"every link must be a Transform, got {link!r}{_advice(link)}")
+                raise TypeError(
+                    f"a chain must contain only transforms, got {link!r}{_advice(link)}"
+                )
         super().check()
 
 
@@ -201,8 +203,8 @@ def refuse_complex(bucket: Bucket) -> None:
     tfm = bucket.bound.transform
     if tfm.complex == "refuse" and bucket.dtype.is_complex:
         raise TypeError(
-            f"{type(tfm).__name__} has no meaning for complex parameters, got one of "
-            f"{bucket.dtype}; rules about norms, like ClipNorm, have one"
+            f"{type(tfm).__name__} does not support complex parameters, got a parameter of "
+            f"{bucket.dtype}; transforms that only use norms, such as ClipNorm, support them"
         )
 
 
@@ -244,8 +246,8 @@ def transformed(
     if any([key not in results for keys in wanted for key in keys]):
         link = buckets[0].bound
         raise RuntimeError(
-            f"{link.path}: the transforms inside must return something for every parameter, but "
-            f"dropped some: {[child.path for child in link.children]}"
+            f"{link.path}: the transforms inside, {[child.path for child in link.children]}, must "
+            "return an update for every parameter, but returned none for some parameters"
         )
     updates = [TensorList([results[key] for key in keys]) for keys in wanted]
     # The sessions must know these lists, or an engine might reuse their memory.
@@ -282,7 +284,10 @@ def bind(parent: Description, path: str = "", narrow: bool = False) -> tuple[Lin
             is_narrow = False
         links.append(Link(child, own, bind(child, own + "/", is_narrow), is_narrow))
     if len({link.path for link in links}) < len(links):
-        raise ValueError(f"two links have the same name: {sorted(link.path for link in links)}")
+        raise ValueError(
+            f"names of transforms must differ, got {sorted(link.path for link in links)}: "
+            "pass another name="
+        )
     if not path:
         for top in links:
             for link in top.walk():
@@ -303,11 +308,13 @@ def _flat(parent: Description) -> Iterator[tuple[str | None, Description]]:
 def _advice(link: Any) -> str:
     """Return a hint for a value that is in a chain but is not a transform."""
     if isinstance(link, type):
-        return f"; write {link.__name__}(...)" if issubclass(link, Description) else ""
+        return f": write {link.__name__}(...)" if issubclass(link, Description) else ""
     if is_row(link):
-        return "; unpack it with *"
+        return ": unpack the list with *"
     if isinstance(link, (int, float)):
-        return f"; is it {class_with('lr')}({link})?"
+        return f": did you mean {class_with('lr')}({link})?"
     if isinstance(link, Description):
-        return f"; write {class_with('criterion')}({link!r})"
-    return f"; write {class_with('fn')}(fn) for a function of one tensor" if callable(link) else ""
+        return f": write {class_with('criterion')}({link!r})"
+    if callable(link):
+        return f": for a function of one tensor, write {class_with('fn')}(fn)"
+    return ""

@@ -127,9 +127,9 @@ class Cohort:
         triples = zip(self.places, self.originals, row, strict=True)
         place, p, t = next((place, p, t) for place, p, t in triples if p.shape != t.shape)
         raise ValueError(
-            f"{label(self.index, group, place)} has shape {tuple(p.shape)} now, but its state "
-            f"{key!r} has shape {tuple(t.shape)}: if you change the shape of a parameter, delete "
-            "optimizer.state[p], or make a new optimizer"
+            f"{label(self.index, group, place)} has shape {tuple(p.shape)}, but its state {key!r} "
+            f"has shape {tuple(t.shape)}: after changing the shape of a parameter p, delete "
+            "optimizer.state[p], or construct a new optimizer"
         )
 
     def kinds(self, link: str, names: Callable[[Tensor], dict[str, bool]]) -> list[StateNames]:
@@ -274,16 +274,16 @@ def _check_grads(
     if sparse:
         i = sparse[0]
         raise TypeError(
-            f"sparse gradients are not supported, got one of shape {tuple(params[i].shape)} for "
-            f"{label(index, group, i)}: make the layer with sparse=False, or give it a separate "
-            "optimizer without transforms, such as torch.optim.SparseAdam"
+            "sparse gradients are not supported, got a sparse gradient of shape "
+            f"{tuple(params[i].shape)} for {label(index, group, i)}: construct the layer with "
+            "sparse=False, or use a separate torch.optim.SparseAdam for it"
         )
     if not same_shapes([grads[i] for i in with_grad], [params[i] for i in with_grad]):
         i = next(i for i in with_grad if grads[i].shape != params[i].shape)
         raise ValueError(
-            f"{label(index, group, i)}: got a gradient of shape {tuple(grads[i].shape)} for a "
-            f"parameter of {tuple(params[i].shape)}: set the gradient to None when you change the "
-            "shape of a parameter"
+            f"{label(index, group, i)} has shape {tuple(params[i].shape)}, but its gradient has "
+            f"shape {tuple(grads[i].shape)}: set the gradient to None after changing the shape of "
+            "a parameter"
         )
 
 

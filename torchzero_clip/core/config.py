@@ -37,7 +37,7 @@ def to_config(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(
-        f"a config may contain only numbers, text, functions and transforms, got {value!r}"
+        f"a config may contain only numbers, strings, functions and transforms, got {value!r}"
     )
 
 
@@ -75,8 +75,8 @@ def from_config(config: Any) -> Any:
         rest = {name: arg for name, arg in config.items() if name not in ("type", "links")}
         return make(config["type"], rest, config.get("links", ()))
     raise TypeError(
-        "a config must be a name, a (name, arguments) pair, a dict with 'type', or a list of "
-        f"these, got {config!r}"
+        "a config must be a name, a pair (name, arguments), a dict with the key 'type', or a list "
+        f"of these, got {config!r}"
     )
 
 
@@ -91,10 +91,12 @@ def make(name: str, arguments: Mapping[str, Any], links: Iterable[Any] = ()) -> 
     known = list(signature.parameters)
     for key in values:
         if key not in known:
-            raise ValueError(f"{name} has no argument {key!r}{hint(key, known)}; it has {known}")
+            raise ValueError(
+                f"{name} has no argument {key!r}{hint(key, known)}; it accepts {known}"
+            )
     for key, p in signature.parameters.items():
         if key not in values and p.default is p.empty and p.kind is not p.VAR_POSITIONAL:
-            raise ValueError(f"{name} needs the argument {key!r}; it has {known}")
+            raise ValueError(f"{name} requires the argument {key!r}; its arguments are {known}")
     return cls(*inside, **values)
 
 
@@ -148,8 +150,8 @@ def _address(function: Any) -> str:
         except (ImportError, AttributeError):
             continue
     raise TypeError(
-        f"a config can name functions of modules only, got {function!r}: define it with def at "
-        "the top of a module"
+        f"a config may contain only functions that can be imported by name, got {function!r}: "
+        "define the function with def at the top level of a module"
     )
 
 

@@ -169,6 +169,6 @@ def _check_observed(rule: Limiting, observed: Any, state: Mapping[str, Tensor]) 
     if not observed.keys() <= state.keys():
         unknown = sorted(observed.keys() - state.keys())
         raise KeyError(
-            f"{name}.observe returned {unknown}, which init_unit does not make; "
-            f"it makes {sorted(state)}"
+            f"{name}.observe must return only the keys {sorted(state)}, which init_unit returns, "
+            f"got {unknown}"
         )

@@ -77,8 +77,8 @@ class Description:
         for field in own:
             if holder := _name_taken(cls, field):
                 raise TypeError(
-                    f"{cls.__name__}: the field '{field.name}' has the name of {holder}; "
-                    "call it something else"
+                    f"{cls.__name__}: the field '{field.name}' would replace {holder}: choose "
+                    "another name"
                 )
         _read_annotations(cls, own)
         refuse_live_reads(cls, cls.live)
@@ -186,10 +186,10 @@ class Description:
     def __setattr__(self, name: str, value: Any) -> None:
         if self._finished:
             live = f"set optimizer.param_groups[i]['{name}']"
-            way = live if name in self.live else "make a new one"
+            way = live if name in self.live else "construct a new transform"
             raise AttributeError(
-                f"{type(self).__name__}.{name} cannot be set: a transform is an immutable "
-                f"description that optimizers share; {way} instead"
+                f"{type(self).__name__}.{name} cannot be set, because transforms are immutable: "
+                f"{way} instead"
             )
         super().__setattr__(name, value)
 
@@ -220,7 +220,10 @@ def _read_annotations(cls: type[Description], own: list[dataclasses.Field[Any]])
         if is_live:
             live.append(field.name)
     if taken := {*RESERVED, *ON_NORMS}.intersection(live):
-        raise TypeError(f"{cls.__name__}: '{min(taken)}' is taken in param_groups")
+        raise TypeError(
+            f"{cls.__name__}: '{min(taken)}' cannot be a live hyperparameter, because param_groups "
+            "uses this key: choose another name"
+        )
     names = [field.name for field in own]
     cls.live = (*[name for name in cls.live if name not in names], *live)
     cls._kinds = {name: kind for name, kind in kinds.items() if kind is not None}
@@ -270,13 +273,16 @@ def no_argument(init: Callable[..., Any], name: str, open_fields: tuple[str, ...
     """Return the error message for a name that a constructor does not accept."""
     known = _arguments(init)
     if name in open_fields:
-        return f"there is no argument {name!r}, but its class may declare it; it takes {known}"
+        return (
+            f"there is no argument {name!r}; the arguments are {known}. To add {name!r}, declare "
+            "it as a field in the class"
+        )
     if near := hint(name, known):
         return f"there is no argument {name!r}{near}"
     if name in ("lr", "learning_rate", "weight_decay"):
         link = class_with("weight_decay" if name == "weight_decay" else "lr")
-        return f"there is no argument {name!r}: put {link}(...) into the chain"
-    return f"there is no argument {name!r}; it takes {known}"
+        return f"there is no argument {name!r}: add {link}(...) to the chain"
+    return f"there is no argument {name!r}; the arguments are {known}"
 
 
 def unannotated(cls: type, name: str) -> str:
@@ -293,8 +299,8 @@ def unannotated(cls: type, name: str) -> str:
     kind = type(value).__name__
     live = f"Live[{kind}]" if isinstance(value, (int, float)) else kind
     return (
-        f"{name} is a class attribute without an annotation, so write {name}: {live} = {value!r} "
-        "in the class"
+        f"the class attribute {name} needs an annotation to be an argument: write "
+        f"{name}: {live} = {value!r} in the class"
     )
 
 

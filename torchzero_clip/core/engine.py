@@ -297,8 +297,8 @@ def updated(rule: Rule, u: TensorList, state: State, group: Group) -> TensorList
     for name, values in state.items():
         if name not in before:
             raise KeyError(
-                f"{type(rule).__name__}.update set state[{name!r}], which init does not make; "
-                f"init makes {list(before)}"
+                f"{type(rule).__name__}.update set state[{name!r}], but may set only the keys that "
+                f"init returns, {list(before)}"
             )
         if values is not before[name]:
             before[name].copy_(values)

@@ -77,8 +77,9 @@ def operand(x: Any, tensors: Sequence[Tensor], as_it_is: bool = False) -> Any:
         return x.to(first.dtype) if other and shares(tensors) else x
     if x.shape != (len(tensors),):
         raise ValueError(
-            f"a vector must have one number for each of the {len(tensors)} tensors of the "
-            f"list, got shape {tuple(x.shape)}: give a number, or a 0-dim tensor, for all"
+            f"a vector operand must have one element for each of the {len(tensors)} tensors in the "
+            f"TensorList, got shape {tuple(x.shape)}. To use one value for all tensors, pass a "
+            "number or a 0-dim tensor"
         )
     return list(x.unbind())
 

@@ -32,8 +32,8 @@ class GradPlace:
     def __init__(self, given: Where = "grad") -> None:
         if not (callable(given) or (isinstance(given, str) and given.isidentifier())):
             raise TypeError(
-                "grad must be the name of an attribute of parameters, such as 'main_grad', or a "
-                f"function that returns the gradient of a parameter, got {given!r}"
+                "grad must be the name of an attribute of the parameters, such as 'main_grad', or "
+                f"a function that returns the gradient of a parameter, got {given!r}"
             )
         self.given = given
         self.usual = given == "grad"
@@ -57,8 +57,8 @@ class GradPlace:
             setattr(p, self.given, grad)
         else:
             raise RuntimeError(
-                f"{self.given!r} returned a gradient that a rule cannot change in place: return a "
-                "gradient that has its own memory, and whose elements do not overlap"
+                f"grad={self.given!r} returned a gradient that cannot be changed in place: return "
+                "a tensor that has its own memory and whose elements do not overlap in memory"
             )
 
     def drop(self, p: Tensor) -> None:

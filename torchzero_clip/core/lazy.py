@@ -23,7 +23,7 @@ class Lazy(TensorList):
 
     def compute(self) -> list[Tensor]:
         """Return the tensors, in memory that no other list uses."""
-        raise NotImplementedError(f"{type(self).__name__} has no compute")
+        raise NotImplementedError(f"{type(self).__name__} must define compute")
 
     @property
     def pending(self) -> bool:

@@ -78,7 +78,8 @@ class Link:
         """Raise KeyError unless the result of a rule's method is a dict with known names."""
         if not (isinstance(made, Mapping) and made.keys() <= known.keys()):
             raise KeyError(
-                f"{self.path}: the {what} must be a dict with names of {list(known)}, got {made!r}"
+                f"{self.path}: the {what} must be a dict whose keys are among {list(known)}, got "
+                f"{made!r}"
             )
 
     # ------------------------------------------------------------------ its state

@@ -42,8 +42,9 @@ def refuse_live_reads(cls: type, live: Collection[str]) -> None:
         name = next(attributes_of(code, code.co_varnames[0], set(live)), None)
         if name is not None:
             raise TypeError(
-                f"{cls.__name__}: {method} reads self.{name}, the value from the constructor, "
-                f'which ignores parameter groups and schedules; read group["{name}"] instead'
+                f'{cls.__name__}: {method} must read group["{name}"] instead of self.{name}, '
+                "because self has the value from the constructor, without parameter groups and "
+                "schedules"
             )
 
 

@@ -145,7 +145,7 @@ class Matrices:
         """
         if not new:
             return None
-        self.bucket.bound.check_names("state that comes back", new, batch.state)
+        self.bucket.bound.check_names("returned state", new, batch.state)
         taken = finite(list(new.values()), batch.stacked)
         for name, t in new.items():
             old = batch.state[name]

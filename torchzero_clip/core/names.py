@@ -23,7 +23,7 @@ def check_patterns(rule: Any, field: str) -> None:
         except (TypeError, re.error) as error:
             raise ValueError(
                 f"{type(rule).__name__}: the keys of {field} must be names or regular expressions, "
-                f"got {mapping!r}; {key!r} is neither: {error}"
+                f"got {mapping!r}, where {key!r} is not valid: {error}"
             ) from None
 
 

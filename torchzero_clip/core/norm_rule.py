@@ -75,7 +75,7 @@ class NormRule(Transform):
             state: The state of the units after the previous step, as vectors by name.
             group: The hyperparameters of the group.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no limit")
+        raise NotImplementedError(f"{type(self).__name__} must define limit")
 
     def observe(self, norm: Tensor, clipped: Tensor, state: UnitState, group: Group) -> UnitState:
         """Return the state after this step, as vectors by name.
@@ -99,8 +99,8 @@ class NormRule(Transform):
         """
         if tensors.measure is None:
             raise ValueError(
-                f'{type(self).__name__}.measure takes group["params"] or group["grads"] as `limit` '
-                "receives them, or lists that were computed from these"
+                f"{type(self).__name__}.measure: tensors must be a TensorList that was computed "
+                'from group["params"] or group["grads"] inside the method limit'
             )
         return tensors.measure(tensors)
 
@@ -233,8 +233,9 @@ class NormRule(Transform):
         sliced = not (self.scope is None or isinstance(self.scope, str))
         if sliced and (self.init_unit() or type(self).init is not Transform.init):
             raise ValueError(
-                f"{type(self).__name__}: dim must be None, 'layer', 'group' or 'global' for a rule "
-                f"with memory, got {self.dim!r}"
+                f"{type(self).__name__}: dim must be None, 'layer', 'group' or 'global', got "
+                f"{self.dim!r}. Ints are not supported, because {type(self).__name__} keeps state "
+                "between steps"
             )
 
 
@@ -255,4 +256,7 @@ def check_dim(rule: Transform, dim: Any, inverse_dims: bool) -> None:
     if not all(isinstance(d, int) and not isinstance(d, bool) for d in dims):
         raise TypeError(f"{name}: dim must be an int or a sequence of ints, got {dim!r}")
     if inverse_dims and whole:
-        raise ValueError(f"{name}: inverse_dims=True needs dim to be ints, got dim={dim!r}")
+        raise ValueError(
+            f"{name}: inverse_dims=True requires dim to be an int or a sequence of ints, got "
+            f"dim={dim!r}"
+        )

@@ -54,7 +54,7 @@ class Numbers:
     def set(self, index: int | None, values: Mapping[str, Any]) -> None:
         """Set new scalars of the group at `index`, or model-wide scalars if `index` is None."""
         numbers = self.model if index is None else self.groups[index]
-        self._link.check_names("numbers that come back", values, numbers)
+        self._link.check_names("returned values", values, numbers)
         numbers.update(values)
 
     def store(self) -> None:

@@ -80,7 +80,9 @@ def one_number(loss: Any) -> Loss:
 def evaluate(closure: Callable[[], Any]) -> Any:
     """Run a closure with gradients enabled, and return its loss."""
     if not callable(closure):
-        raise TypeError(f"step takes a closure, a function that gives the loss, got {closure!r}")
+        raise TypeError(
+            f"step: closure must be a function that returns the loss, or None, got {closure!r}"
+        )
     with torch.enable_grad():
         return closure()
 
@@ -216,7 +218,7 @@ class Step:
         if self.loss is None:
             raise RuntimeError(
                 f"{path} needs the loss of each step: call opt.report(loss=loss) before "
-                "opt.step(), or give step a closure that returns it"
+                "opt.step(), or pass step a closure that returns the loss"
             )
         if self._mean_loss is None:
             self._mean_loss = torch.as_tensor(self.loss, dtype=wide(device), device=device)

@@ -92,9 +92,7 @@ def call_user(name: str, function: Callable[..., R], *args: Any) -> R:
         if "view size is not compatible" not in str(error):
             raise
         raise RuntimeError(
-            f"{name} calls view() on a tensor whose strides do not allow it. The strides of an "
-            "update are those of the gradients or those of the parameters, depending on the "
-            "engine: call reshape() instead."
+            f"{name} calls view() on a tensor whose strides do not allow it: call reshape() instead"
         ) from error
 
 
@@ -172,12 +170,15 @@ class TensorList:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"a TensorList has no {name!r}: write u.map(fn) for a function of one tensor, or "
-            "subclass TensorwiseTransform"
+            f"TensorList has no method {name!r}: to call a function on each tensor, write "
+            "u.map(fn), or subclass TensorwiseTransform"
         )
 
     def _no_operator(self, other: object) -> Any:
-        raise TypeError("a TensorList has methods, no operators: u.mul(x), u.neg(), u.tensors[i]")
+        raise TypeError(
+            "TensorList does not support operators and indexing: use its methods, such as u.mul(x) "
+            "or u.neg(), and u.tensors[i]"
+        )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_operator
     __truediv__ = __rtruediv__ = __pow__ = __matmul__ = __getitem__ = _no_operator

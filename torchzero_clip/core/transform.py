@@ -169,7 +169,7 @@ class Transform(Description):
                 library stores changes in place, and also new lists that you assign to these names.
             group: The live hyperparameters, and the lists "params" and "grads".
         """
-        raise NotImplementedError(f"{type(self).__name__} has neither update nor step")
+        raise NotImplementedError(f"{type(self).__name__} must define update or step")
 
     def averaged(self, param: Tensor, state: dict[str, Tensor], group: Group) -> Tensor | None:
         """Return the averaged weights of one parameter.
@@ -252,18 +252,15 @@ class Transform(Description):
     def check(self) -> None:
         if self.state_dtype == "bfloat16" and averages(self):
             raise ValueError(
-                f"{type(self).__name__}: state_dtype must be 'float32' or None, because averaged "
-                "weights are computed from its state, got 'bfloat16'"
+                f"{type(self).__name__}: state_dtype must be 'float32' or None, got 'bfloat16', "
+                "because averaged weights would be too imprecise in bfloat16"
             )
         if self.name is not None and (not isinstance(self.name, str) or "/" in self.name):
             raise ValueError(
                 f"{type(self).__name__}: name must be a string without '/', got {self.name!r}"
             )
         if self.place == "end" and self.target != "update":
-            raise ValueError(
-                f"{type(self).__name__}: target must be 'update', the step that is subtracted, got "
-                f"{self.target!r}"
-            )
+            raise ValueError(f"{type(self).__name__}: target must be 'update', got {self.target!r}")
 
 
 def dropping(tfm: Transform) -> list[Transform]:
@@ -303,7 +300,7 @@ class TensorwiseTransform(Transform):
             group: The live hyperparameters. With "param" in `reads`, `group["param"]` is the
                 parameter, in its own dtype.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no update_tensor")
+        raise NotImplementedError(f"{type(self).__name__} must define update_tensor")
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         u = u.own()
@@ -370,7 +367,7 @@ class TensorwiseTransform(Transform):
     def rhythm(self) -> str:
         """The steps in which the class refreshes, in words for `explain`."""
         every = getattr(self, "every", 1)
-        return f"in its first step and every {every} steps" if every > 1 else "in every step"
+        return f"in the first step and every {every} steps" if every > 1 else "in every step"
 
     def rows_of(self, name: str, param: Tensor) -> Sequence[int]:
         """Return the number of rows of each matrix in a parameter.
@@ -413,8 +410,8 @@ class TensorwiseTransform(Transform):
         super().check()
         if self.keeps_matrices and type(self).init is not Transform.init:
             raise TypeError(
-                f"{type(self).__name__} has both init and init_matrix: the owner of a matrix "
-                "stores all its state together, so make all state in init_matrix"
+                f"{type(self).__name__} must not define both init and init_matrix: return all "
+                "state from init_matrix"
             )
 
     def rule(self, bucket: Bucket) -> Rule:

@@ -146,8 +146,8 @@ class Units(Cells):
         counts = [len(bucket.cohort.places) for bucket in self.buckets]
         if len(tensors) != sum(counts):
             raise ValueError(
-                f"{self.name}.{verb} takes lists with a tensor for each of the {sum(counts)} "
-                f"parameters that the rule sees, got {len(tensors)}"
+                f"{self.name}.{verb} needs TensorLists with one tensor for each of the "
+                f"{sum(counts)} parameters, got {len(tensors)} tensors"
             )
         rest = iter(tensors.tensors)
         return [TensorList(list(itertools.islice(rest, n))) for n in counts]

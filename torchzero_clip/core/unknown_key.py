@@ -36,8 +36,8 @@ def explained(
     if key in state or key in group:
         return None
     return UnknownKey(
-        f"{link.path}: the rule reads {key!r}, which is neither in its state, {sorted(state)}, nor "
-        f"in its group, {sorted(group)}{_advice(link.transform, key, [*state, *group])}"
+        f"{link.path}: the key {key!r} is neither in state, which has {sorted(state)}, nor in "
+        f"group, which has {sorted(group)}{_advice(link.transform, key, [*state, *group])}"
     )
 
 
@@ -53,11 +53,11 @@ def _is_raised_by_user(error: KeyError) -> bool:
 def _advice(rule: Any, key: str, known: Collection[str]) -> str:
     """Return the end of the error message: the code to write instead."""
     if key in type(rule).__dataclass_fields__:
-        return f": {key} is a fixed argument, so read self.{key}, or annotate it with Live[...]"
+        return f": read self.{key} instead, or annotate the field {key} with Live[...]"
     if why := unannotated(type(rule), key):
         return f": {why}"
     if near := hint(key, known):
         return near
     if class_with(key) != "a link":
-        return f": to read it from another link, write reads = ({key!r},) in the class"
+        return f": to read {key} of another transform, write reads = ({key!r},) in the class"
     return ""

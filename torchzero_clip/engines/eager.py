@@ -92,7 +92,7 @@ class Eager:
         return lambda: None
 
     def capture(self, devices: set[torch.device]) -> None:
-        raise ValueError("captured takes an optimizer that is made with compile=True")
+        raise ValueError("captured: the optimizer must be constructed with compile=True")
 
     def says(self, besides: Sequence[str]) -> list[str]:
         return []
@@ -155,7 +155,7 @@ class EagerSession:
 
     def _guard_state(self, name: str, tensors: Sequence[Tensor]) -> None:
         if tensors[0].dim():
-            self.guard(f"{name} is written at once", tensors)
+            self.guard(f"{name} is written in place", tensors)
         else:  # a scalar is cheaper to copy than to wait for
             self.skip.hold(tensors)
 
@@ -193,7 +193,7 @@ class EagerSession:
         return u
 
     def writable_grads(self) -> TensorList:
-        self.guard("gradients are written at once", self.grads.tensors)
+        self.guard("gradients are written in place", self.grads.tensors)
         return TensorList(self.grads.tensors, owned=True)
 
     def divide_grads(self, ratio: Tensor) -> None:

@@ -32,7 +32,7 @@ LARGEST = 4 * pieces.PIECE
 
 Pieces are larger than on CPU, because each call to an accelerator takes time.
 """
-NO_FUSED_END = "no fused optimizer is at the end"
+NO_FUSED_END = "the chain does not end with one of PyTorch's fused optimizers"
 
 
 class Tensors(Protocol):

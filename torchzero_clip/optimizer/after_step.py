@@ -46,9 +46,8 @@ class AfterStep(ChainRunner):
         for tfm in flat:
             if read_elsewhere(tfm) or not (averages(tfm) or tfm.inner in ("chain", "branches")):
                 raise ValueError(
-                    "attach: after= accepts only rules that average weights, such as "
-                    f"WeightEMA(0.999), got {tfm!r}: it needs the update itself, so put it into a "
-                    "Modular"
+                    "attach: after= accepts only transforms that average weights, such as "
+                    f"WeightEMA(0.999), got {tfm!r}"
                 )
         own_groups = list(map(_params_of_group, groups))
         super().__init__(own_groups, *transforms, compile=compile, process_group=None, grad=grad)

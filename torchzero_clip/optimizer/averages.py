@@ -22,8 +22,8 @@ SHOWN = "averaged/shown"
 TRAINING = "averaged/training"
 """A key in the state of a parameter. It has the training weights between eval() and train()."""
 NONE = (
-    "no rule of this chain has averaged weights: put one after LR, such as WeightEMA(0.999) or "
-    "ScheduleFree()"
+    "this chain has no averaged weights: add a transform that averages weights after LR, such as "
+    "WeightEMA(0.999) or ScheduleFree()"
 )
 
 
@@ -47,8 +47,8 @@ def check_order(links: Sequence[Link], seen: Link | None = None) -> Link | None:
         else:
             if seen is not None and (tfm.drops or tfm.leaves != "gradient"):
                 raise ValueError(
-                    f"{seen.path} needs the step that is subtracted, but {link.path} after it "
-                    f"changes this step: put {seen.path} after {link.path}"
+                    f"{seen.path} must come after all transforms that change the update: put "
+                    f"{seen.path} after {link.path}"
                 )
             seen = link if averages(tfm) else seen
     return seen
@@ -218,8 +218,8 @@ def warn_of_gathered(method: str, optimizer: Any, model: Module | None) -> None:
     if model is None and any([layout.split for layout in layouts]) and _uses_fsdp2():
         warn(
             f"{method}: FSDP2 keeps the gathered weights of its root module after an evaluation, "
-            "so the next training step would run with the averaged weights: give the model, as "
-            f"in {method.removesuffix(')')}model=model), or call model.reshard() before and after"
+            "so the next training step would use the averaged weights. Pass the model, as in "
+            f"{method.removesuffix(')')}model=model), or call model.reshard() before and after"
         )
 
 
@@ -293,13 +293,13 @@ def refuse(optimizer: Any, method: str, shown: bool = False) -> None:
     """
     if optimizer._inside:
         raise RuntimeError(
-            f"{method} inside averaged(): the parameters are the averaged weights there, and the "
-            "training weights return at its end: leave averaged() first"
+            f"{method} is not allowed inside averaged(), because the parameters are the averaged "
+            "weights there: leave the with block first"
         )
     if shown and any([SHOWN in group.get("chain", ()) for group in optimizer.param_groups]):
         raise RuntimeError(
-            f"{method} after eval(): the parameters are the averaged weights: call train() first, "
-            "which restores the training weights"
+            f"{method} is not allowed after eval(), because the parameters are the averaged "
+            "weights: call train() first, which restores the training weights"
         )
 
 

@@ -65,7 +65,7 @@ def unchanged(optimizer: ChainRunner) -> Iterator[str]:
         names = [name for _, name, p in _named(optimizer) if not list(_inside(link, name, p))]
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            yield f"{link.path} leaves {', '.join(names[:3])}{more} as they come"
+            yield f"{link.path} does not change the updates of {', '.join(names[:3])}{more}"
 
 
 def joint_norms(optimizer: ChainRunner) -> Iterator[str]:
@@ -77,7 +77,7 @@ def joint_norms(optimizer: ChainRunner) -> Iterator[str]:
         for split in links[i + 1 :]:
             if _divides(split) and len(split.children) > 1:
                 shares = _shares(optimizer, split)
-                yield f"{link.path} takes one norm over all branches of {split.path}{shares}"
+                yield f"{link.path} uses one norm over all branches of {split.path}{shares}"
 
 
 def _shares(optimizer: ChainRunner, split: Link) -> str:
@@ -93,16 +93,16 @@ def _shares(optimizer: ChainRunner, split: Link) -> str:
             squares[split.children[i].path.rpartition("/")[2]] += square
     whole = sum(squares.values())
     if not (0 < whole < float("inf")):
-        return "; how much of it each has is told while gradients are there, before zero_grad()"
+        return ". Call explain() before zero_grad() to see the share of each branch"
     shares = ", ".join([f"{label} {square / whole:.3%}" for label, square in squares.items()])
     first = max(squares, key=squares.__getitem__)
     here = " on this rank" if sharded else ""
-    text = f"; of its square{here} now {shares}"
+    text = f". Shares of the squared norm{here} now: {shares}"
     if squares[first] <= DOMINANT_SHARE * whole or len(squares) < 2:
         return text
     return (
-        f"{text}: it is the norm of {first} in effect, and a spike there shrinks the steps of the "
-        "others; with a rule inside each branch they have norms of their own"
+        f"{text}. {first} dominates this norm, so a spike in {first} shrinks the updates of the "
+        "other branches. To avoid this, clip inside each branch instead"
     )
 
 

@@ -32,12 +32,12 @@ def captured(opt: M) -> M:
         ...     return captured(Modular(model.parameters(), *links, compile=True))
     """
     if not isinstance(opt, Modular):
-        raise TypeError(f"captured needs a Modular, got {type(opt).__name__}")
+        raise TypeError(f"captured: opt must be a Modular, got {type(opt).__name__}")
     params = params_of(opt)
     if opt.process_group is not None or any(map(is_sharded, params)):
         raise ValueError(
-            "captured: steps with sharded parameters or a process_group wait for other ranks, "
-            "which a graph of one GPU cannot do: leave captured out; these steps are replayed"
+            "captured: sharded parameters and process_group are not supported, because such steps "
+            "communicate with other ranks: use compile=True without captured"
         )
     opt.engine.capture({p.device for p in params})
     return opt

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 CLIPPED_NORM_ERROR = 3e-6
 """The largest relative difference between a norm and its limit after torch's clipping."""
 SET_ELSEWHERE = {
-    "lr": "the optimizer that steps next has the learning rate",
-    "weight_decay": "give weight_decay to the optimizer that steps next",
+    "lr": "set the learning rate of that optimizer",
+    "weight_decay": "set the weight_decay of that optimizer",
 }
 
 
@@ -102,7 +102,7 @@ def refuse_step(owner: str, links: Sequence[Link]) -> None:
         live = getattr(link.transform, "live", ())
         if link.transform.place in ("step", "end") or "lr" in live:
             reasons = [words for key, words in SET_ELSEWHERE.items() if key in live]
-            belongs = "put it after LR in the chain of a Modular"
+            belongs = "use it after LR in a Modular"
             _refuse(owner, link, "; ".join(reasons) or belongs)
     for last in links[-1:]:
         factor = getattr(last.transform, "factor", 1.0)
@@ -112,8 +112,8 @@ def refuse_step(owner: str, links: Sequence[Link]) -> None:
 
 def _refuse(owner: str, link: Link, reason: str) -> NoReturn:
     raise ValueError(
-        f"{owner}: {link.transform!r} cannot be used here, because another optimizer makes the "
-        f"step: {reason}"
+        f"{owner}: {link.transform!r} cannot be used here, because another optimizer updates the "
+        f"parameters: {reason}"
     )
 
 
@@ -131,12 +131,14 @@ def sentences(optimizer: ChainRunner) -> Iterator[str]:
     yield from _empty_masks(optimizer)
     yield from norm_groups.sentences(optimizer.param_groups)
     for key in optimizer.keys.defaults.keys() & vars(optimizer).keys():
-        yield f"nothing reads the attribute {key}: set param_groups[i][{key!r}]"
+        yield f"the attribute {key} of the optimizer has no effect: set param_groups[i][{key!r}]"
     yield from _unusual_params(optimizer)
     if not optimizer._moves_params:
         for link in [link for link in optimizer.links if link.transform.leaves == "ones"]:
-            ones = f"{link.path} leaves entries near 1, whatever the gradient"
-            yield f"{ones}, for the optimizer that steps next"
+            yield (
+                f"{link.path} passes updates whose elements are near 1 to the next optimizer, "
+                "regardless of the size of the gradient"
+            )
     flow = Flow().send(optimizer.links)
     for link, unit_entries in flow.norms:
         yield from _norms(optimizer.param_groups, link, unit_entries)
@@ -150,21 +152,21 @@ def _empty_masks(optimizer: ChainRunner) -> Iterator[str]:
     for link in optimizer.keys.links:
         where = "where" in getattr(link.transform, "asks", ())
         if where and params and not any([link.transform.where(name, p) for name, p in params]):
-            yield f"{link.path} chooses none of the {len(params)} parameters by its where"
+            yield f"{link.path} has no effect: where selects none of the {len(params)} parameters"
 
 
 def _unusual_params(optimizer: ChainRunner) -> Iterator[str]:
     params = params_of(optimizer)
     place = optimizer.place
     if not (place.usual or any([place.own(p) is not None for p in params])):
-        yield f"no parameter has a gradient in grad={optimizer.grad!r}, so .grad counts"
+        yield f"no parameter has a gradient in grad={optimizer.grad!r}, so .grad is used"
     if params and not any([p.requires_grad for p in params]):
-        yield "none of the parameters requires a gradient, so none will move"
+        yield "no parameter has requires_grad=True, so no parameter will change"
     frozen = sum([place.of(p) is not None and not p.requires_grad for p in params])
     if frozen:
         yield (
-            f"{frozen} parameters with requires_grad=False still have a gradient, so they move: "
-            "set it to None"
+            f"{frozen} parameters with requires_grad=False have a gradient, so they are still "
+            "updated: set their .grad to None"
         )
 
 
@@ -186,12 +188,15 @@ def _norms(
     count = sum(map(len, sizes))
     if rule.scope is None and count > 1:
         yield (
-            f"{link.path}: {count} norms, one per tensor; torch's clipping uses one norm "
-            '(dim="global")'
+            f"{link.path} clips each of the {count} parameters by its own norm; for one norm over "
+            'all parameters, as in torch.nn.utils.clip_grad_norm_, pass dim="global"'
         )
     elif not isinstance(rule.scope, (str, type(None))):
-        slices = f"{link.path}: dim={rule.dim} uses one norm per slice, dim=None one per tensor"
-        yield f'{slices}, and torch\'s clipping one norm for all (dim="global")'
+        yield (
+            f"{link.path}: dim={rule.dim} uses one norm per slice; dim=None uses one norm per "
+            'tensor, and dim="global" one norm over all parameters, as in '
+            "torch.nn.utils.clip_grad_norm_"
+        )
     if unit_entries is None or rule.scope not in (None, "global", "group"):
         return
     if rule.scope == "global":
@@ -203,9 +208,11 @@ def _norms(
     for group, n in zip(groups, largest, strict=True):
         limit = group[key]
         if limit is not None and limit < math.sqrt(n):
-            sees = f"receives norms near √n, here {math.sqrt(n):,.4g}, and clips every step"
-            at = f"{link.path} at {float(limit)} after {unit_entries.path}"
-            yield f"{at} {sees}: ClipRMS does not depend on n"
+            yield (
+                f"{link.path} with max_norm={float(limit)} clips in every step, because norms "
+                f"after {unit_entries.path} are near √n, here {math.sqrt(n):,.4g} for n={n:,} "
+                "elements: use ClipRMS, which does not depend on n"
+            )
             return
 
 
@@ -221,8 +228,7 @@ def _clipped_before(optimizer: ChainRunner, rules: Sequence[Link]) -> Iterator[s
         total = float(torch.linalg.vector_norm(norm))
         limit = float(f"{total:.2g}") if math.isfinite(total) else 0.0
         if limit and abs(total - limit) <= CLIPPED_NORM_ERROR * limit:
-            was = f"the norm of all gradients was {limit} in the last step"
             yield (
-                f"{was}: another clipping with this limit comes before it, such as the "
-                "framework's own"
+                f"the global norm of the gradients was {limit} in the last step, so the gradients "
+                f"were probably clipped before {link.path}, for example by your framework"
             )

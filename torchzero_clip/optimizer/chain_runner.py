@@ -57,7 +57,7 @@ class ChainRunner(Optimizer):
     _moves_params = False  # whether steps subtract an update, so that the chain needs a rate
     _measures = True  # whether a step computes values that only its caller might read
     _is_trial = False  # whether this rank runs the chain alone, without the other ranks
-    _memory_unit = "the parameters'"  # explain() gives the memory of the engine in this unit
+    _memory_unit = "all parameters"  # explain() gives the memory of the engine in this unit
 
     @untraced  # torch.compile would lose the attributes that are set on an optimizer
     def __init__(
@@ -87,8 +87,8 @@ class ChainRunner(Optimizer):
         """Set all attributes that follow from the chain and the options."""
         if not len(chain):
             raise ValueError(
-                f"{type(self).__name__} needs at least one transform: "
-                "give ClipNorm(1.0), Adam(), LR(1e-3) and the like after the parameters"
+                f"{type(self).__name__} requires at least one transform: pass transforms after "
+                "the parameters, for example ClipNorm(1.0), Adam(), LR(1e-3)"
             )
         self.chain = chain
         self.fused = fused
@@ -351,8 +351,9 @@ class ChainRunner(Optimizer):
         averages.refuse(self, "a copy")
         if self.process_group is not None:
             raise TypeError(
-                f"a {type(self).__name__} with a process_group cannot be copied or pickled: make "
-                "another with the same chain, and load its state_dict"
+                f"a {type(self).__name__} with a process_group cannot be copied or pickled: "
+                "construct another with the same transforms, and load this optimizer's "
+                "state_dict() there"
             )
         options = {name: getattr(self, name) for name in self._options}
         return {**super().__getstate__(), "chain": self.chain, **options}

@@ -77,15 +77,15 @@ class Checkpoint:
             shared = group.get("chain")
             if not isinstance(shared, dict):
                 raise ValueError(
-                    f"group {g} of the checkpoint has no 'chain': it was saved by another kind of "
-                    'optimizer; take_over(optimizer, state_dict, link="Adam") loads the state '
-                    "that the rule with this name can use"
+                    f"group {g} of the checkpoint has no key 'chain', so the checkpoint was not "
+                    "saved by torchzero_clip. To load the state of torch.optim.Adam into the "
+                    'transform Adam, call take_over(optimizer, state_dict, link="Adam")'
                 )
             if marks(shared)[:1] != own_marks[:1]:
                 raise ValueError(
-                    f"the checkpoint was saved by another chain, with {self._contents(group)}; "
-                    f"this one is {chain}; take_over(optimizer, state_dict) loads the state that "
-                    "both have"
+                    "the checkpoint was saved with other transforms. It has "
+                    f"{self._contents(group)}, but this optimizer has {chain}: to load the state "
+                    "that both have, call take_over(optimizer, state_dict)"
                 )
             try:
                 self.keys.tidy(dict(group), later=True)
@@ -95,9 +95,8 @@ class Checkpoint:
         self._refuse_nan()
         if any([marks(group["chain"]) != own_marks for group in self.groups]):
             warn(
-                f"the checkpoint was saved by a chain with other fixed arguments than {chain}, "
-                "which keeps its own arguments: if you did not intend this, make the chain as it "
-                "was saved",
+                "the checkpoint was saved with other arguments of the transforms. This optimizer "
+                f"keeps its own arguments: {chain}",
             )
 
     def _check_state(self, g: int, group: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
@@ -137,13 +136,13 @@ class Checkpoint:
         if saved != here:
             effect = ""
             if self.splits:
-                effect = ": its compensation goes into the lower halves"
+                effect = ": the compensation of 'kahan' is added to the float32 weights"
             elif saved in KEPT:
                 effect = f": {KEPT[saved].ends}"
             elif here in KEPT:
                 effect = f": {KEPT[here].begins}"
             warn(
-                f"the checkpoint was saved with rounding={saved!r}, but the parameters here have "
+                f"the checkpoint was saved with rounding={saved!r}, but this optimizer uses "
                 f"rounding={here!r}{effect}",
             )
 
@@ -179,7 +178,7 @@ class Checkpoint:
         live = sorted(set(group) - RESERVED)
         states = [self.state.get(index, {}) for index in group["params"]] + [group["chain"]]
         paths = {key.rpartition("/")[0] for state in states for key in state if is_links(key)}
-        return f"hyperparameters {live} and state of {sorted(paths)}"
+        return f"the hyperparameters {live} and state of {sorted(paths)}"
 
     def _refuse_nan(self) -> None:
         """Raise an error if state is NaN. This synchronizes with each device once."""
@@ -200,9 +199,8 @@ class Checkpoint:
         if broken:
             more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
             raise ValueError(
-                f"the checkpoint has NaN in {broken[0]}{more}, so a run that resumes from it "
-                "gives NaN: load an earlier checkpoint; to load this one anyway, replace NaN "
-                "first, for example with torch.nan_to_num_"
+                f"the checkpoint has NaN in {broken[0]}{more}: load an earlier checkpoint, or "
+                "replace NaN in this checkpoint, for example with torch.nan_to_num_"
             )
 
 
@@ -212,7 +210,7 @@ def check_form(state_dict: Any, param_groups: Groups) -> None:
     if not is_mapping or not {"state", "param_groups"} <= state_dict.keys():
         got = sorted(map(str, state_dict)) if is_mapping else type(state_dict).__name__
         raise ValueError(
-            "a checkpoint must be the result of state_dict(), a dict of 'state' and "
+            "a checkpoint must be the result of state_dict(), a dict with the keys 'state' and "
             f"'param_groups', got {got}"
         )
     state = state_dict["state"]
@@ -222,26 +220,30 @@ def check_form(state_dict: Any, param_groups: Groups) -> None:
     for g, group in enumerate(groups):
         _check_kind(f"group {g} of the checkpoint", group, Mapping, "a dict")
         if odd := [key for key in group if not isinstance(key, str)]:
-            raise ValueError(f"the keys of group {g} of the checkpoint must be names, got {odd}")
+            raise ValueError(f"the keys of group {g} of the checkpoint must be strings, got {odd}")
         _check_kind(f"'params' of group {g}", group.get("params", ()), (list, tuple), "a list")
     ours = [len(group["params"]) for group in param_groups]
     theirs = [len(group.get("params", ())) for group in groups]
     if ours != theirs:
         raise ValueError(
-            f"the checkpoint has groups of {theirs} parameters, this optimizer of {ours}"
+            f"the checkpoint has parameter groups of sizes {theirs}, but this optimizer has groups "
+            f"of sizes {ours}"
         )
     indexes = [index for group in groups for index in group.get("params", ())]
     if not all([isinstance(index, (int, str)) for index in indexes]):
-        raise ValueError(f"the checkpoint must number its parameters, got {indexes}")
+        raise ValueError(
+            f"'params' in the checkpoint must be lists of integers or names, got {indexes}"
+        )
     if len(set(indexes)) < len(indexes):
-        raise ValueError(f"the checkpoint has a parameter twice in its groups, got {indexes}")
+        raise ValueError(f"the checkpoint lists a parameter twice in its groups, got {indexes}")
     named = any([isinstance(index, str) for index in indexes])
     unknown = set(state) - set(indexes)
     if not named:
         unknown = {key for key in unknown if not isinstance(key, str)}  # a wrapper may have names
     if unknown:
         raise ValueError(
-            f"the checkpoint has state of {sorted(map(str, unknown))}, which are not in its groups"
+            f"the checkpoint has state for the parameters {sorted(map(str, unknown))}, but these "
+            "parameters are in none of its groups"
         )
     for index in indexes:
         _check_kind(f"the state of parameter {index}", state.get(index, {}), Mapping, "a dict")
@@ -252,9 +254,8 @@ def _check_order(g: int, saved: Any, here: Any) -> None:
     if saved and here and list(saved) != list(here) and sorted(saved) == sorted(here):
         i = next(i for i, pair in enumerate(zip(saved, here, strict=True)) if pair[0] != pair[1])
         raise ValueError(
-            f"group {g} of the checkpoint has {saved[i]!r} as parameter {i}, here it is "
-            f"{here[i]!r}: state is loaded by position, so give the parameters in the order in "
-            "which they were saved"
+            f"parameter {i} of group {g} is {saved[i]!r} in the checkpoint, but {here[i]!r} in "
+            "this optimizer: pass the parameters in the same order as when the checkpoint was saved"
         )
 
 

@@ -65,8 +65,8 @@ def _rates_without_effect(optimizer: ChainRunner) -> Iterator[Remark]:
         return
     for rate, link in Flow().send(optimizer.links).lost:
         yield Remark(
-            f"{rate.path} comes before {link.path}, which divides it out",
-            f"put it after {link.path}; use Scale(...) for a factor of the input of {link.path}",
+            f"{rate.path} has no effect, because {link.path} after it normalizes the update",
+            f"put {rate.path} after {link.path}. To scale the input of {link.path}, use Scale(...)",
         )
 
 
@@ -75,13 +75,13 @@ def _no_rate(optimizer: ChainRunner) -> Iterator[Remark]:
     if not optimizer._moves_params or flow.sized:
         return
     outside = ""
-    more = "Schedulers need an lr as well"
+    more = "Schedulers also need an lr"
     if flow.masks:
-        outside = f" outside {flow.masks[0].path}"
-        more = "Scale(...) is for a factor of some parameters"
+        outside = f" for parameters outside {flow.masks[0].path}"
+        more = "To scale the updates of some parameters only, use Scale(...)"
     yield Remark(
-        f"no LR{outside}: updates are subtracted at full size",
-        f"put LR(...) at the end of {optimizer.chain!r}, or LR(1.0) if you want full size. {more}",
+        f"the chain has no learning rate{outside}, so updates are subtracted without scaling",
+        f"add LR(...) at the end of {optimizer.chain!r}, or LR(1.0) for no scaling. {more}",
     )
 
 
@@ -134,7 +134,7 @@ def _misplaced_links(optimizer: ChainRunner) -> Iterator[Remark]:
             if before.rate is not None:
                 rate = before.rate.path
                 yield Remark(
-                    f"{link.path} comes after {rate} and limits the step, not the gradient"
+                    f"{link.path} comes after {rate}, so it limits the step instead of the gradient"
                 )
             before.clip = before.clip or link
         elif isinstance(rule, Smoothing):
@@ -148,17 +148,19 @@ def _misplaced_decay(link: Link, before: Before) -> Iterator[Remark]:
         share = _number(link.transform, "weight_decay")
         remedy = ""
         if share >= DECAY_PER_STEP:
-            remedy = f"put it before {rate.path}; only a decay below {DECAY_PER_STEP} belongs there"
+            remedy = (
+                f"put {link.path} before {rate.path}, or use a weight_decay below {DECAY_PER_STEP}"
+            )
         yield Remark(
-            f"{link.path} comes after {rate.path}, which does not scale it, and removes {share} "
-            "of each weight in every step",
+            f"{link.path} comes after {rate.path}, so weight_decay is not multiplied by the "
+            f"learning rate, and each step removes the fraction {share} of every weight",
             remedy,
         )
     elif direction is not None and _scales_its_decay(direction.transform):
         yield Remark(
-            f"{link.path} after {direction.path} is not scaled by the estimate of "
-            f"{direction.path}, and decays far too much",
-            f"leave it out, and give weight_decay to {direction.path}",
+            f"{link.path} after {direction.path} decays weights far too much, because "
+            f"{direction.path} estimates the step size and does not scale {link.path}",
+            f"remove {link.path}, and pass weight_decay to {direction.path}",
         )
 
 
@@ -167,31 +169,33 @@ def _misplaced_direction(link: Link, before: Before) -> Iterator[Remark]:
     path = link.path
     for decay in before.decays:
         yield Remark(
-            f"{decay.path} before {path} joins the gradient, as in torch's Adam; after {path} it "
-            "is the decay of AdamW"
+            f"{decay.path} before {path} is L2 regularization, as in torch.optim.Adam; after "
+            f"{path}, it would be decoupled weight decay, as in torch.optim.AdamW"
         )
     if before.direction is not None and before.direction.transform.leaves == "ones":
-        yield Remark(f"{path} after {before.direction.path} sees its updates, not the gradient")
+        other = before.direction.path
+        yield Remark(f"{path} after {other} receives the updates of {other}, not the gradient")
     betas: tuple[Any, ...] = getattr(link.transform, "betas", ())
     if len(betas) >= 2 and not isinstance(betas[0], Tensor) and betas[0] > betas[1]:
         yield Remark(
-            f"{path} averages over more steps with the first of betas={betas} than with the "
-            "second: usually it is the other way round"
+            f"{path} has betas={betas}, whose first value is larger than the second; usually the "
+            "first value is smaller"
         )
     if before.momentum is not None and _averages_updates(link.transform):
         momentum = before.momentum.path
         yield Remark(
-            f"{path} after {momentum} averages an update that is an average already: its first "
-            f"beta is the momentum of {path}",
-            f"leave {momentum} out" if before.direction is None else "",
+            f"{path} after {momentum} averages the gradient twice, because the first beta of "
+            f"{path} is a momentum too",
+            f"remove {momentum}" if before.direction is None else "",
         )
 
 
 def _minus_sign(link: Link, before: Before) -> Iterator[Remark]:
     if before.update is not None and _number(link.transform, "factor") < 0:
         yield Remark(
-            f"{link.transform!r} after {before.update.path} turns the step around",
-            "updates are subtracted, so they need no minus; to maximize, put Scale(-1) first",
+            f"{link.transform!r} after {before.update.path} reverses the step",
+            "remove the minus sign, because the optimizer subtracts updates. To maximize, put "
+            "Scale(-1) first",
         )
 
 
@@ -199,12 +203,14 @@ def _misplaced_accumulator(link: Link, before: Before) -> Iterator[Remark]:
     if before.update is not None:
         path = before.update.path
         yield Remark(
-            f"{link.path} after {path} takes the mean of updates, and {path} has computed each of "
-            "them from a part of the batch"
+            f"{link.path} after {path} averages updates that {path} has computed from parts of a "
+            f"batch; to average gradients, put {link.path} first"
         )
     elif before.clip is not None:
         clip = before.clip.path
-        yield Remark(f"{clip} before {link.path} limits parts of a batch, not their mean")
+        yield Remark(
+            f"{clip} before {link.path} clips the gradients of parts of a batch, not their mean"
+        )
 
 
 def _averages_updates(rule: Any) -> bool:
@@ -235,9 +241,9 @@ def _clips_without_effect(optimizer: ChainRunner) -> Iterator[Remark]:
     links = list(_links_in_order(optimizer.links))
     for clip, limit, bound in idle_clips(links, optimizer.param_groups):
         yield Remark(
-            f"{clip.path} at {limit:g} never clips: after {bound.link.path}, {bound.noun} are at "
-            f"most {bound.limit:g}",
-            f"leave one of the two out, or put {clip.path} first" if bound.exact else "",
+            f"{clip.path} with the limit {limit:g} never clips: after {bound.link.path}, "
+            f"{bound.noun} are at most {bound.limit:g}",
+            f"remove one of them, or put {clip.path} first" if bound.exact else "",
         )
 
 
@@ -248,14 +254,14 @@ def _odd_limits(optimizer: ChainRunner) -> Iterator[Remark]:
         for name in ("max_norm", "value"):
             if name in rule.live and _number(rule, name) == 0:
                 yield Remark(
-                    f"{link.path}: with {name}=0 every update becomes zero",
-                    f'leave the link out, or give {name}=float("inf"), to clip nothing',
+                    f"{link.path}: with {name}=0, every update becomes zero",
+                    f'to disable clipping, remove {link.path}, or pass {name}=float("inf")',
                 )
         share = _number(rule, "percentile") if "percentile" in rule.live else 0
         if 0 < share < 1:
             yield Remark(
                 f"{link.path}: percentile={share} is less than one percent",
-                f"write {100 * share:g} for the share {share}",
+                f"for the fraction {share}, write percentile={100 * share:g}",
             )
 
 
@@ -304,10 +310,9 @@ def _slow_state(optimizer: ChainRunner) -> Iterator[Remark]:
     slow = [link.path for link in optimizer.keys.links for p in wide if link.rounds(p)]
     if slow and not optimizer.compile:
         yield Remark(
-            f"{', '.join(slow)} keeps its state in bfloat16, and without a compiled kernel each "
-            "tensor is converted separately, so a step takes several times as long as with state "
-            "in float32",
-            "give compile=True as well",
+            f"state in bfloat16 ({', '.join(slow)}) makes steps several times slower without "
+            "compile=True",
+            "pass compile=True as well",
         )
 
 
@@ -322,8 +327,8 @@ def warn_of_lost_updates(optimizer: ChainRunner) -> None:
     if is_first_rank and not WARNED and has_half_precision(optimizer):
         WARNED.add("lost updates")
         warn(
-            "parameters in half precision lose updates of less than half a ULP: give "
-            "rounding='exact' (float32 weights for bfloat16, 2 bytes per parameter), 'kahan' (2 "
-            "bytes) or 'stochastic' (0 bytes), or 'nearest' if you want that. metrics() reports "
-            "rounding/lost"
+            "parameters are in half precision, so small updates are lost in rounding. Pass "
+            "rounding='exact' (keeps float32 weights, 2 more bytes per bfloat16 parameter), "
+            "'kahan' (2 more bytes) or 'stochastic' (no more bytes). Pass rounding='nearest' to "
+            "accept the loss, which metrics() reports as rounding/lost"
         )

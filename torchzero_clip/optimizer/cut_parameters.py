@@ -50,7 +50,7 @@ def refuse_cuts(links: Sequence[Link], params: Sequence[Tensor]) -> None:
         for link in links:
             if not (is_entrywise(link) or has_whole_norms(link)):
                 raise ValueError(
-                    f"{link.path} needs rows or whole matrices, but Megatron-FSDP cuts parameters "
-                    "at any row: use elementwise rules, and norms of tensors, layers, groups or "
-                    "the model"
+                    f"{link.path} needs rows or whole matrices, which Megatron-FSDP splits between "
+                    "ranks: use only elementwise transforms, and norms with dim=None, 'layer', "
+                    "'group' or 'global'"
                 )

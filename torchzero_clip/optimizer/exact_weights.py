@@ -58,8 +58,8 @@ def _check_fit(model: Module, state: Any) -> None:
         missing = sorted(own.keys() - state.keys())
         unknown = sorted(map(str, state.keys() - own.keys()))
         raise ValueError(
-            "load_exact: the state dict must have the keys of the model: it lacks "
-            f"{missing or 'none'}, and also has {unknown or 'none'}"
+            "load_exact: the state dict must have the same keys as the model; missing keys: "
+            f"{missing or 'none'}, unexpected keys: {unknown or 'none'}"
         )
     for key, t in own.items():
         value = state[key]
@@ -69,8 +69,8 @@ def _check_fit(model: Module, state: Any) -> None:
             raise TypeError(f"load_exact: {key!r} must be a tensor, got {type(value).__name__}")
         if value.shape != t.shape:
             raise ValueError(
-                f"load_exact: {key!r} has shape {tuple(value.shape)}, but {tuple(t.shape)} in the "
-                "model"
+                f"load_exact: {key!r} has shape {tuple(value.shape)}, but shape {tuple(t.shape)} "
+                "in the model"
             )
         if layout_of(value) != layout_of(t):
             raise ValueError(
@@ -84,6 +84,6 @@ def _check(owner: str, optimizer: Any) -> None:
     refuse(optimizer, f"{owner}()", shown=True)
     if optimizer.rounding != "exact":
         raise ValueError(
-            f"{owner}: the optimizer was made with rounding={optimizer.rounding!r}, so it keeps "
-            "no float32 weights: use rounding='exact'"
+            f"{owner}: the optimizer must be constructed with rounding='exact' to have float32 "
+            f"weights, got rounding={optimizer.rounding!r}"
         )

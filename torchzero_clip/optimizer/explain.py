@@ -109,9 +109,9 @@ class Traffic(TorchDispatchMode):
         if self.written:
             how = f"writes {' and '.join(sorted(self.targets))}: {operators}"
         elif self.label == END:
-            how = "nothing is left to do"
+            how = "nothing left to do"
         else:
-            how = f"measures: {operators}" if operators else "nothing yet: it joins a later pass"
+            how = f"only reads: {operators}" if operators else "nothing yet: runs in a later row"
         read = self.read / numbers
         written = self.written / numbers
         return f"{self.label:{width}}  {read:5.3g}  {written:6.3g}   {how}"
@@ -152,16 +152,16 @@ def explain(optimizer: ChainRunner, make: Callable[..., Any], each: bool = False
     lines.append(repr(optimizer.chain)[len("Chain(") : -1])
     for of_kind in (_parameters, _owners, _refreshes, _averages, _tails):
         lines += of_kind(optimizer)
-    lines += ["", f"{'':{width}}  reads  writes   bytes a number"]
+    lines += ["", f"{'':{width}}  reads  writes   bytes per element"]
     lines += [part.row(width, numbers) for part in parts]
-    lines += [f"{'in all':{width}}  {reads:5.3g}  {writes:6.3g}", ""]
+    lines += [f"{'total':{width}}  {reads:5.3g}  {writes:6.3g}", ""]
     lasting = sum([t.numel() for t in twin.engine.lasting()])
-    size = f"{lasting / numbers:.3g} of {optimizer._memory_unit} size" if lasting else "none"
-    lines.append(f"Memory kept between steps, besides the state: {size}.")
+    size = f"{lasting / numbers:.3g} × the size of {optimizer._memory_unit}" if lasting else "none"
+    lines.append(f"Buffers kept between steps, in addition to the state: {size}.")
     if skip and skip.why is None:
-        lines.append("Whether a step is skipped stays on the device.")
+        lines.append("Skipping a step does not synchronize with the GPU.")
     elif skip:
-        lines.append(f"The host waits in each step for whether it is skipped: {skip.why}.")
+        lines.append(f"Each step synchronizes to read whether it is skipped: {skip.why}.")
     lines += optimizer.engine.says([])
     if each:
         lines += ["", *branches.parameters(optimizer)]
@@ -245,7 +245,7 @@ def _contents(twin: Any) -> dict[int, str]:
     params = params_of(twin)
     tensors: dict[str, list[Any]] = {
         "state": [value for p in params for value in twin.state[p].values()],
-        "a kept buffer": twin.engine.lasting(),
+        "a buffer": twin.engine.lasting(),
         "the gradients": [p.grad for p in params],
         "the parameters": params,
     }
@@ -259,7 +259,7 @@ def _parameters(optimizer: ChainRunner) -> list[str]:
     for p in params_of(optimizer):
         kind = f"{str(p.dtype).removeprefix('torch.')} on {p.device.type}"
         sizes.setdefault(kind, []).append(p.numel())
-    return [f"{len(n)} parameters, {sum(n):,} numbers in {kind}" for kind, n in sizes.items()]
+    return [f"{len(n)} parameters, {sum(n):,} elements in {kind}" for kind, n in sizes.items()]
 
 
 def _averages(optimizer: ChainRunner) -> Iterator[str]:
@@ -267,8 +267,8 @@ def _averages(optimizer: ChainRunner) -> Iterator[str]:
     paths = [link.path for link in optimizer.keys.links if averages(link.transform)]
     if paths:
         others = [f"averaged({path!r})" for path in paths[:-1]]
-        more = f", and {' and '.join(others)} those of others" if others else ""
-        yield f"weights for evaluation are those of {paths[-1]}: averaged() shows them{more}"
+        more = f" {' and '.join(others)} use the other averages." if others else ""
+        yield f"averaged() uses the averaged weights of {paths[-1]}.{more}"
 
 
 def _tails(optimizer: ChainRunner) -> Iterator[str]:
@@ -283,16 +283,16 @@ def _tails(optimizer: ChainRunner) -> Iterator[str]:
         if any([other.links[-len(tail.links) :] == tail.links for other in larger]):
             continue
         names = [link.path for link in tail.links]
-        verb = "are" if len(names) > 1 else "is"
-        does = "part of the last subtraction"
+        verb = "run" if len(names) > 1 else "runs"
+        does = "in the same pass over memory as the subtraction of the update"
         if tail.rule is not None:
             kernel = tail.rule.transform.fused(tail.rule.values(live))
             if devices.isdisjoint(kernel.devices):
                 continue
-            does = f"one call of {name_of_fused(kernel.function)}"
+            does = f"as one call of {name_of_fused(kernel.function)}"
         line = f"{' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))} {verb} {does}."
         if tail.factor is not None:
-            line += f" {tail.factor.path}'s factor is applied in the same pass."
+            line += f" The factor of {tail.factor.path} is applied in the same pass."
         yield line
 
 
@@ -309,10 +309,11 @@ def _owners(optimizer: ChainRunner) -> Iterator[str]:
         owned = [n for n in ranks if n]
         gathered = ranks.count(0)
         among = " or ".join(map(str, sorted(set(owned))))
-        has = f"{len(owned)} have owners among {among} ranks" if owned else "none has an owner"
-        why = "that hold a part share no process group"
-        rest = f"; {gathered} are gathered, since the ranks {why}" if gathered else ""
-        yield f"{link.path}: of the model's {len(ranks)} sharded matrices {has}{rest}"
+        has = f"{len(owned)} are each processed by one of {among} ranks" if owned else ""
+        why = "because their ranks share no process group"
+        rest = f"{gathered} are gathered on every rank, {why}" if gathered else ""
+        parts = "; ".join(filter(None, [has, rest]))
+        yield f"{link.path}: of {len(ranks)} sharded matrices, {parts}"
 
 
 def _refreshes(optimizer: ChainRunner) -> Iterator[str]:
@@ -321,5 +322,5 @@ def _refreshes(optimizer: ChainRunner) -> Iterator[str]:
         if getattr(link.transform, "refreshes", False):
             when = link.transform.rhythm
             if getattr(link.transform, "stagger", False) and when != "in every step":
-                when += ", in turns"
-            yield f"{link.path}: a matrix is refreshed {when}, by a program of its own"
+                when += ", at different steps for different matrices"
+            yield f"{link.path}: each matrix is refreshed {when}, in a separate computation"

@@ -37,7 +37,7 @@ class Bound(NamedTuple):
     def noun(self) -> str:
         """The noun for the bounded quantity, for messages."""
         if self.power == math.inf:
-            return "entries"
+            return "elements"
         return "root mean squares" if math.isnan(self.power) else "norms"
 
     def implies(self, other: Bound) -> bool:

@@ -61,8 +61,8 @@ class GroupKeys:
         for name, links_ in self.owners.items():
             if name == "lr" and len(links_) > 1:
                 raise ValueError(
-                    f"one link may own lr, got {[link.path for link in links_]}: for several "
-                    "learning rates use parameter groups, or Scale(factor) inside the branches"
+                    f"only one transform may have an lr, got {[link.path for link in links_]}: for "
+                    "several learning rates, use parameter groups, or Scale(factor) in branches"
                 )
             for link in links_:
                 qualified = f"{link.path}/{name}"
@@ -84,12 +84,16 @@ class GroupKeys:
         """
         if later and "chain" not in group:
             raise ValueError(
-                "param_groups was replaced: use add_param_group, or change it in place"
+                "param_groups must not be replaced: use add_param_group, or change it in place"
             )
         for key in [k for k in group if k not in (*RESERVED, *ON_NORMS, *self.defaults)]:
             if key in self.aliases:
                 if self.aliases[key] in group and not later:
-                    raise ValueError(f"a group has both {key!r} and {self.aliases[key]!r}")
+                    short = self.aliases[key]
+                    raise ValueError(
+                        f"a parameter group must not have both {key!r} and {short!r}, which are "
+                        "the same hyperparameter"
+                    )
                 group[self.aliases[key]] = group.pop(key)
             elif key not in SCHEDULER_KEYS:
                 self.refuse(key, group[key])
@@ -155,7 +159,8 @@ class GroupKeys:
         """
         if key in self.ambiguous:
             raise ValueError(
-                f"the group key {key!r} is ambiguous here: use one of {self.ambiguous[key]}"
+                f"the key {key!r} of a parameter group is ambiguous, because several transforms "
+                f"have this hyperparameter: use one of {self.ambiguous[key]}"
             )
         if key in WELL_KNOWN:
             if value is None or value is False or (isinstance(value, numbers.Real) and value == 0):
@@ -164,16 +169,18 @@ class GroupKeys:
                 rule = link.transform
                 if isinstance(rule, Smoothing) and key in rule.torch_names:
                     own = link.keys[rule.torch_names[key]]
-                    raise ValueError(f"a group sets {key}={value!r}: {link.path} calls it {own!r}")
+                    raise ValueError(
+                        f"a parameter group has {key}={value!r}: {link.path} uses the name {own!r}"
+                    )
             raise ValueError(
-                f"a group sets {key}={value!r}, but no link of this chain reads it: "
-                f"add {WELL_KNOWN[key]} to the chain"
+                f"a parameter group has {key}={value!r}, but no transform uses it: add "
+                f"{WELL_KNOWN[key]} to the transforms"
             )
         meant = NAMES_ELSEWHERE.get(key)
         if meant in self.defaults or meant in self.ambiguous:
-            raise ValueError(f"unknown group key {key!r}: it is called {meant!r} here")
+            raise ValueError(f"unknown key {key!r} of a parameter group: use {meant!r} instead")
         if near := nearest(key, [*self.defaults, *self.aliases, *self.ambiguous]):
-            raise ValueError(f"unknown group key {key!r}: did you mean {near!r}?")
+            raise ValueError(f"unknown key {key!r} of a parameter group: did you mean {near!r}?")
 
     def check_structure(self, tops: Sequence[Link]) -> None:
         """Raise an error if a guard is not first, or if no link reads a clipped gradient."""
@@ -181,18 +188,18 @@ class GroupKeys:
         for link in guards:
             if link not in tops[: len(guards)]:
                 raise ValueError(
-                    f"{link.path} must come first in the chain, before any rule that uses the "
-                    f"gradients; the links are {[top.path for top in tops]}"
+                    f"{link.path} must be the first transform, got the order "
+                    f"{[top.path for top in tops]}"
                 )
         unread: list[tuple[str, str]] = []
         _follow(tops, None, unread)
         if unread:
             clip, producer = unread[0]
             raise ValueError(
-                f'{clip} has target="grad" but comes after {producer}, which already makes an '
-                f"update, and no later link reads the gradient, so {clip} would change nothing: "
-                f'move it to the front, give {producer} target="grad" too, or use target="update" '
-                '(a class that reads group["grads"] sets reads = ("grads",))'
+                f'{clip} with target="grad" has no effect, because {producer} has already computed '
+                f"the update from the gradients: put {clip} before {producer}, or use "
+                'target="update". If one of your classes reads group["grads"], set '
+                'reads = ("grads",) in this class'
             )
 
 
@@ -204,19 +211,21 @@ def refuse_arguments(owner: str, unknown: Mapping[str, Any], init: Any) -> None:
             raise TypeError(f"{owner}: {no_argument(init, name)}")
         link = link.replace("(...)", f"({name}={value!r})")
         raise TypeError(
-            f"{owner}: there is no argument {name!r}: put {link} into the chain; if a framework "
-            f"passes {name}=, give it a class that optimizer_class(...) makes"
+            f"{owner}: there is no argument {name!r}: add {link} to the transforms. If a framework "
+            f"passes {name}=, use optimizer_class(...), which returns a class with this argument"
         )
 
 
 def refuse_no_params(owner: str, params: Any) -> None:
     """Raise an error if a module or a transform is passed instead of the parameters."""
     if isinstance(params, torch.nn.Module):
-        raise TypeError(f"{owner} needs parameters, got a module: pass model.parameters()")
+        raise TypeError(
+            f"{owner}: params must be parameters, got a module: pass model.parameters()"
+        )
     if isinstance(params, Transform):
         raise TypeError(
-            f"{owner} needs the parameters first, got {params!r}: pass model.parameters(), and "
-            "the chain after it"
+            f"{owner}: the first argument must be the parameters, got {params!r}: pass "
+            "model.parameters() first, and then the transforms"
         )
 
 
@@ -232,10 +241,12 @@ def _owner_for(link: Link, name: str, owners: Sequence[Link]) -> Link:
             return near[0]
     if owners:
         paths = [other.path for other in owners]
-        raise ValueError(f"{link.path} reads {name}, which one link may own, got {paths}")
-    hint = WELL_KNOWN.get(name, f"a link with {name}")
+        raise ValueError(
+            f"{link.path} reads {name}, so only one transform may have {name}, got {paths}"
+        )
+    hint = WELL_KNOWN.get(name, f"a transform with the argument {name}")
     raise ValueError(
-        f"{link.path} reads {name}, but no link of this chain owns it: add {hint} to the chain"
+        f"{link.path} reads {name}, but no transform has {name}: add {hint} to the transforms"
     )
 
 

@@ -62,8 +62,8 @@ def keep_own_values(
         key = keys.aliases.get(name, name)
         if key not in keys.defaults:
             raise ValueError(
-                f"load_state_dict: keep must have names of hyperparameters, {[*keys.defaults]}, "
-                f"got {name!r}"
+                "load_state_dict: keep must contain only hyperparameters, which are "
+                f"{[*keys.defaults]}, got {name!r}"
             )
         spellings = {key, *[long for long, short in keys.aliases.items() if short == key]}
         if key == "lr":
@@ -98,8 +98,8 @@ def warn_of_values(
     names = [key for key in keys.defaults if key in changes]
     if names:
         warn(
-            f"{'; '.join([changes[key] for key in names])}. To keep the values from before: "
-            f"load_state_dict(state_dict, keep={tuple(names)})",
+            f"{'; '.join([changes[key] for key in names])}. To keep the values of this optimizer, "
+            f"call load_state_dict(state_dict, keep={tuple(names)})",
         )
 
 

@@ -20,11 +20,11 @@ def check(group: Mapping[str, Any]) -> None:
     clip = group.get("clip", True)
     named = group.get("norm_group")
     if not isinstance(clip, bool):
-        raise TypeError(f"the group key 'clip' must be True or False, got {clip!r}")
+        raise TypeError(f"the key 'clip' of a parameter group must be True or False, got {clip!r}")
     if named is not None and not _is_name(named):
         raise TypeError(
-            "the group key 'norm_group' must be a name without / and @, such as 'head', got "
-            f"{named!r}"
+            "the key 'norm_group' of a parameter group must be a string without / and @, such as "
+            f"'head', got {named!r}"
         )
 
 
@@ -36,13 +36,14 @@ def check_tags(g: int, group: Mapping[str, Any], process_group: Any) -> None:
             continue
         if not _is_name(tag):
             raise TypeError(
-                f"{label(g, group, place)}: its attribute {TAG} must be a name without / and @, "
-                f"such as 'head', got {tag!r}"
+                f"{label(g, group, place)}: its attribute {TAG} must be a string without / and "
+                f"@, such as 'head', got {tag!r}"
             )
         if process_group is not None:
             raise ValueError(
-                f"other stages cannot read {TAG} of a parameter: with process_group=, put such "
-                "parameters into a group with norm_group=, and give every stage the same groups"
+                f"the attribute {TAG} of parameters is not supported with process_group: put these "
+                "parameters into a parameter group with norm_group=, and use the same groups on "
+                "every rank"
             )
 
 
@@ -62,8 +63,8 @@ def sentences(groups: Any) -> Iterator[str]:
     for g, group in enumerate(groups):
         tags = sorted({tag for p in group["params"] if (tag := getattr(p, TAG, None))})
         if not group.get("clip", True):
-            yield f"norm rules leave group {g} out, and do not count it: it has clip=False"
+            yield f"group {g} has clip=False, so it is neither clipped nor part of any norm"
         elif group.get("norm_group") or tags:
             names = ", ".join(map(repr, tags or [group["norm_group"]]))
-            has = f"some of group {g} have" if tags else f"group {g} has"
-            yield f"{has} a separate norm, {names}, if a rule uses the global norm"
+            has = f"some parameters of group {g} have" if tags else f"group {g} has"
+            yield f"{has} a separate norm, {names}, which replaces the global norm"

@@ -41,8 +41,8 @@ def refuse_float16(owner: str, rounding: str, group: Mapping[str, Any]) -> None:
     """Raise an error if rounding="exact" is used with parameters in float16."""
     if rounding == "exact" and any([p.dtype == torch.float16 for p in group["params"]]):
         raise ValueError(
-            f"{owner}: rounding='exact' needs bfloat16, which is the upper half of float32; "
-            "float16 is not: use rounding='kahan', or parameters in bfloat16"
+            f"{owner}: rounding='exact' does not support parameters in float16: use "
+            "rounding='kahan', or parameters in bfloat16"
         )
 
 
@@ -92,8 +92,8 @@ def tensors_of(owner: str, model: Module, trained: Container[Tensor]) -> dict[st
     tensors = {k: t for k, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
     if not any([t in trained for t in tensors.values()]):
         raise ValueError(
-            f"{owner}: model must be the model that this optimizer trains, got a model without "
-            "its parameters"
+            f"{owner}: model must be the model that this optimizer trains, got a model that has "
+            "none of the optimizer's parameters"
         )
     return tensors
 

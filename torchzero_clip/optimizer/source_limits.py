@@ -12,11 +12,10 @@ if TYPE_CHECKING:
 
 def why_not_written(optimizer: ChainRunner) -> str | None:
     """Return why no file can express the options of an optimizer, or None if a file can."""
-    plain = "in a file of plain torch, which"
     if optimizer.rounding != "nearest":
-        return f"rounding={optimizer.rounding!r} cannot be written {plain} rounds to nearest"
+        return f"rounding={optimizer.rounding!r} cannot be exported as plain PyTorch code"
     if not optimizer.place.usual:
-        return f"grad={optimizer.grad!r} cannot be written {plain} reads .grad"
+        return f"grad={optimizer.grad!r} cannot be exported as plain PyTorch code"
     for sentence in norm_groups.sentences(optimizer.param_groups):
-        return f"{sentence}; this cannot be written {plain} treats all groups alike"
+        return f"plain PyTorch code would treat all parameter groups alike, but {sentence}"
     return None

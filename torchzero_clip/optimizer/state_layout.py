@@ -56,17 +56,18 @@ class Entry(NamedTuple):
         if not isinstance(value, Tensor):
             if example.dim() or not _is_number(value):
                 raise ValueError(
-                    f"the checkpoint has {value!r} for {here}, here it is a tensor of shape "
-                    f"{tuple(example.shape)}"
+                    f"the checkpoint has {value!r} for {here}, but this optimizer needs a tensor "
+                    f"of shape {tuple(example.shape)}"
                 )
         elif value.shape != example.shape:
             raise ValueError(
-                f"the checkpoint has shape {tuple(value.shape)} for {here}, here it is "
-                f"{tuple(example.shape)}"
+                f"the checkpoint has shape {tuple(value.shape)} for {here}, but this optimizer "
+                f"needs shape {tuple(example.shape)}"
             )
         elif value.dtype != example.dtype and not {value.dtype, example.dtype} <= self.kinds:
             raise ValueError(
-                f"the checkpoint has dtype {value.dtype} for {here}, here it is {example.dtype}"
+                f"the checkpoint has dtype {value.dtype} for {here}, but this optimizer needs "
+                f"dtype {example.dtype}"
             )
 
     def is_number(self, key: str) -> bool:
@@ -115,9 +116,9 @@ class StateLayout:
                     fixed = isinstance(value, Tensor) and entry.kinds is not STATISTICS
                     if fixed and value.dtype != entry.example.dtype:
                         raise TypeError(
-                            f"parameter {i} of group {g} is {p.dtype} now, but its state {key!r} "
-                            f"is still {value.dtype}: convert a model before you make its "
-                            "optimizer, or restart the state with optimizer.state.clear()"
+                            f"parameter {i} of group {g} has dtype {p.dtype}, but its state "
+                            f"{key!r} has dtype {value.dtype}: convert the model before you "
+                            "construct the optimizer, or call optimizer.state.clear()"
                         )
 
     def check_parameter(
@@ -151,7 +152,8 @@ class StateLayout:
             missing = sorted((expected - state.keys()) | (common - shared.keys()))
             needed = seen or company.let_in(state) or (later_seen and not company.apart)
             if missing and needed:
-                raise ValueError(f"the checkpoint lacks {', '.join(map(repr, missing))} of {where}")
+                names = ", ".join(map(repr, missing))
+                raise ValueError(f"the checkpoint has no state {names} for {where}")
             known_gate = company.gate is None or _is_ours(company.gate)
             later_seen = (later_seen or seen) and known_gate
         for key, entry in known.items():
@@ -199,7 +201,7 @@ class StateLayout:
             for key, value in expected.items() if own and params else ():
                 variants = [own_key for own_key in own if _without_norm_group(own_key) == key]
                 if not variants:
-                    raise ValueError(f"the checkpoint lacks {key!r} of {where}")
+                    raise ValueError(f"the checkpoint has no state {key!r} for {where}")
                 for variant in variants:
                     entry = Entry(statistic(value, params[0]), STATISTICS)
                     entry.check(where, variant, shared[variant])
@@ -266,7 +268,7 @@ def check_count(where: str, key: str, value: Any) -> None:
     if isinstance(one, (int, float)) and 0 <= one < 2**63 and one % 1 == 0:
         return
     raise ValueError(
-        f"the checkpoint has {one!r} for {key!r} of {where}, which must be an integer of at least 0"
+        f"the checkpoint has {one!r} for {key!r} of {where}, but it must be an integer at least 0"
     )
 
 
@@ -278,7 +280,8 @@ def _check_if_count(where: str, link: Link | None, key: str, value: Any) -> None
 def _refuse_rest(where: str, keys: set[str]) -> None:
     if keys:
         raise ValueError(
-            f"the checkpoint has {sorted(keys)} for {where}, but no link has such state"
+            f"the checkpoint has the state {sorted(keys)} for {where}, but no transform of this "
+            "optimizer has such state"
         )
 
 

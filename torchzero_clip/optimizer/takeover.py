@@ -72,9 +72,9 @@ def take_over(
     offered = {key for _, theirs in pairs for key in theirs}
     if known and offered and not common:
         raise ValueError(
-            f"take_over: the checkpoint has {sorted(offered)}, but this chain has {known}: they "
-            "share no name; for the state of a torch optimizer, name the rule that receives it, "
-            'such as link="Adam"'
+            f"take_over: the checkpoint has the state {sorted(offered)}, but this optimizer has "
+            f"{known}, and no name is in both. If the checkpoint is from a torch optimizer, name "
+            'the transform that receives its state, such as link="Adam"'
         )
     for ours, theirs in pairs:
         for key in ours.keys() & theirs.keys():
@@ -87,7 +87,7 @@ def _link_at(optimizer: ChainRunner, path: str) -> Link:
     """Return the link with a path. Raise ValueError if no link has this path."""
     paths = {link.path: link for link in optimizer.keys.links if link.transforms}
     if path not in paths:
-        raise ValueError(f"take_over: no link has the path {path!r}, only {sorted(paths)}")
+        raise ValueError(f"take_over: link must be one of {sorted(paths)}, got {path!r}")
     return paths[path]
 
 

@@ -44,11 +44,14 @@ def named(name: str, **arguments: Any) -> Chain:
         >>> opt = Modular(model.parameters(), named("lamb", lr=1e-3, weight_decay=0.01))
     """
     if name not in NAMES:
-        raise ValueError(f"named: there is no {name!r}: {instead_of(name)}")
+        raise ValueError(f"named: unknown optimizer {name!r}: {instead_of(name)}")
     accepted = inspect.signature(NAMES[name]).parameters
     for argument in arguments:
         if argument not in accepted:
-            raise TypeError(f"named: {name!r} takes {', '.join(accepted)}, got {argument!r}")
+            raise TypeError(
+                f"named: {name!r} has no argument {argument!r}; its arguments are "
+                f"{', '.join(accepted)}"
+            )
     return NAMES[name](**arguments)
 
 
@@ -93,7 +96,7 @@ def instead_of(name: object, *others: str) -> str:
     settings = {key.replace("_", ""): setting for key, setting in SETTINGS.items()}
     if setting := settings.get(wanted.replace("_", "")):
         arguments = [f", {key}={value!r}" for key, value in setting[1].items()]
-        return f'take named("{setting[0]}"{"".join(arguments)})'
+        return f'use named("{setting[0]}"{"".join(arguments)})'
     spelling = {**{key: key for key in NAMES}, **{other.lower(): other for other in others}}
     near = difflib.get_close_matches(wanted, spelling, n=3, cutoff=0.6)
     if not near:

@@ -41,8 +41,8 @@ def check_run(opt: Any, model: Any, parts: Any) -> list[Any]:
     for part in parts:
         has_state = hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
         message = (
-            f"each part must have state_dict and load_state_dict, got {_kind(part)}: leave this "
-            "part out"
+            "parts must contain only objects with the methods state_dict and load_state_dict, got "
+            f"{_kind(part)}"
         )
         need(has_state, message, TypeError)
     return parts
@@ -53,7 +53,7 @@ def check_numbers(options: dict[str, Any]) -> None:
     for name, value in options.items():
         if name == "sigmas":
             is_valid = type(value) in (int, float) and value >= 0
-            need(is_valid, f"sigmas must be at least 0, got {value!r}")
+            need(is_valid, f"sigmas must be a number at least 0, got {value!r}")
         else:
             least = 2 if name == "window" else 1
             is_valid = type(value) is int and value >= least
@@ -61,8 +61,7 @@ def check_numbers(options: dict[str, Any]) -> None:
     every = options["every"]
     check = options["check"]
     message = (
-        f"every must be a multiple of check={check}, the number of steps between two checks, got "
-        f"{every}"
+        f"every={every} must be a multiple of check={check}, the number of steps between two checks"
     )
     need(every % check == 0, message)
 
@@ -70,15 +69,15 @@ def check_numbers(options: dict[str, Any]) -> None:
 def check_slower(opt: Modular | Attached, slower: Any) -> tuple[float, int]:
     """Check the argument `slower`, and return the factor and the number of steps."""
     message = (
-        "slower must be a factor of at most 1 for the learning rate and a number of steps, such "
-        f"as (0.5, 100), got {slower!r}"
+        "slower must be a pair of a factor for the learning rate, at most 1, and a number of "
+        f"steps, such as (0.5, 100), got {slower!r}"
     )
     need(isinstance(slower, (tuple, list)) and len(slower) == 2, message)
     factor, steps = slower
     need(type(factor) in (int, float) and 0 < factor <= 1, message)
     need(type(steps) is int and steps >= 0, message)
     has_rate = factor == 1 or "lr" in opt.defaults or isinstance(opt, Attached)
-    need(has_rate, "slower needs a learning rate: put LR at the end of the chain")
+    need(has_rate, "slower requires a learning rate: add LR at the end of the chain")
     return factor, steps
 
 

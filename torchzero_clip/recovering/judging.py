@@ -65,16 +65,16 @@ def judged(looks: Sequence[Look], limit: float) -> tuple[list[bool], str]:
         look.broken or look.skipped or high for look, high in zip(looks, is_high, strict=True)
     ]
     if any([look.broken and look.moved and not look.skipped for look in looks]):
-        return is_bad, "a loss was not finite in a step that no guard skipped"
+        return is_bad, "the loss was NaN or infinite in a step that no guard skipped"
     if 2 * sum(is_bad) <= len(looks):
         return is_bad, ""
     skipped = sum([look.skipped for look in looks])
     broken = sum([look.broken and not look.skipped for look in looks])
     reasons = []
     if skipped:
-        reasons.append(f"{skipped} were skipped")
+        reasons.append(f"{skipped} were skipped by a guard")
     if broken:
-        reasons.append(f"{broken} had a loss that is not finite")
+        reasons.append(f"{broken} had a NaN or infinite loss")
     if any(is_high):
         reasons.append(f"{sum(is_high)} had a loss above {limit:.4g}")
-    return is_bad, f"of the last {len(looks)} steps {' and '.join(reasons)}"
+    return is_bad, f"of the last {len(looks)} steps, {' and '.join(reasons)}"

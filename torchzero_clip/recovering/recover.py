@@ -31,26 +31,26 @@ from torchzero_clip.study.recorder import Recorder
 
 T = TypeVar("T")
 UNSEEN = (
-    "which is a data loader, and a rollback would rewind it without your loop: write `for batch "
-    "in recover.batches(loader):`"
+    "which is a data loader, so your loop must get its batches from Recover: write `for batch in "
+    "recover.batches(loader):`"
 )
 EARLY = (
-    "Recover needs a good start, so check the first batches, the learning rate and the warm-up; "
-    "if you resumed this run, use an earlier checkpoint"
+    "check the first batches, the learning rate and its warm-up; if this run was resumed, resume "
+    "from an earlier checkpoint"
 )
 LASTING = (
-    "the cause is not just a few batches, so check the learning rate, the data from here on, and "
-    "whether losses of this size are normal now; `most` allows more rollbacks"
+    "check the learning rate, the data after this step, and whether the loss is really too high. "
+    "To allow more rollbacks, pass a larger most="
 )
 BROKEN = "weights or state contain NaN or infinity"
 REMOVED = (
-    "this Recover was removed, or replaced by a newer one of the same optimizer: call step() of "
-    "that one"
+    "this Recover was removed, or replaced by a newer Recover of the same optimizer: call step() "
+    "of the newer Recover"
 )
 OTHER_RANKS = (
-    "Recover: the snapshots of the checkpoint were saved on another rank or on another number of "
-    "ranks, so the run has no snapshot until the next check that passes. Save "
-    "recover.state_dict() on every rank to keep them"
+    "Recover: the snapshots in the checkpoint were ignored, because they were saved on another "
+    "rank or with another number of ranks. Recover takes a new snapshot after the next check. To "
+    "keep snapshots, save recover.state_dict() on each rank and load it on the same rank"
 )
 
 
@@ -300,7 +300,7 @@ class Recover:
         """Raise an error if a loader among the parts is not iterated through `batches`."""
         for part in self._parts:
             is_loader = hasattr(part, "__iter__") and not isinstance(part, Module)
-            message = f"the parts have a {type(part).__name__}, {UNSEEN}"
+            message = f"parts contains a {type(part).__name__}, {UNSEEN}"
             need(not is_loader or part is self._loader, message, RuntimeError)
 
     def _take(self, accumulating: bool = False) -> None:
@@ -313,8 +313,8 @@ class Recover:
         """Restore a snapshot, and decide which batches training leaves out from now on."""
         was = self.now
         failure = f"step {was.count}: {why}"
-        need(self._ring, f"{failure}, before there was a snapshot: {EARLY}", RuntimeError)
-        often = f"after {self.most} rollbacks in a row"
+        need(self._ring, f"{failure}, and no snapshot exists yet: {EARLY}", RuntimeError)
+        often = f"and {self.most} rollbacks in a row did not help"
         need(was.again < self.most, f"{failure}, {often}: {LASTING}", RuntimeError)
         is_trusted = 2 * was.again < self.most
         if not is_trusted and len(self._ring) > 1:
@@ -343,8 +343,8 @@ class Recover:
             if isinstance(part, Recorder):
                 part.log(**{"recover/back": undone, "recover/left_out": back.left_out})
         now.slow_until = now.count + self.slower[1]
-        on = f"the run resumes after step {now.count}, without {back.left_out} batches"
-        warn(f"Recover: {failure}: {on}")
+        on = f"rolled back to step {now.count}, and {back.left_out} batches are skipped"
+        warn(f"Recover: {failure}; {on}")
         return back
 
     # ------------------------------------------------------------------ a smaller learning rate
@@ -431,7 +431,7 @@ class Recover:
         """
         keys = set(state_dict) if isinstance(state_dict, Mapping) else set()
         received = list(state_dict) if keys else type(state_dict).__name__
-        message = f"load_state_dict needs the state_dict of a Recover, got {received}"
+        message = f"load_state_dict needs the result of Recover.state_dict(), got {received}"
         need(keys == {*vars(self.now), "snapshots", "rank"}, message)
         saved = copy.deepcopy(dict(state_dict))  # later snapshots overwrite the loaded memory
         snapshots = saved.pop("snapshots")

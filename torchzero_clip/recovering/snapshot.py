@@ -214,8 +214,9 @@ class Snapshot:
         for grad in self._gradients:
             if grad.layout != (None if grad.own else layout_of(grad.param)):
                 raise RuntimeError(
-                    "Recover: the gradients of a snapshot are sharded differently from their "
-                    "parameters: call recover.step() after a step of the optimizer, then save"
+                    "Recover: for a sharded model, state_dict() cannot save a snapshot that was "
+                    "taken between backward() and the step of the optimizer. Call "
+                    "recover.step() after a step of the optimizer, and then state_dict()"
                 )
         self._restore_engines = self._forget_recorded_steps()
         return {
@@ -254,9 +255,9 @@ class Snapshot:
         differs = len(params) != len(saved["params"]) or len(self._parts) != len(saved["said"])
         if missing or differs:
             raise ValueError(
-                "Recover: the snapshots of the checkpoint are from another run: load its model, "
-                "optimizer and parts first, and then recover.load_state_dict"
-                + (f"; here are no {missing}" if missing else "")
+                "Recover: the snapshots in the checkpoint do not match this model, optimizer and "
+                "parts: load the state of the model, the optimizer and the parts first, and then "
+                "call recover.load_state_dict" + (f". Missing here: {missing}" if missing else "")
             )
         self._params = params
         self._pairs = []

@@ -80,8 +80,8 @@ def too_far(links: Iterable[Link], limit: str) -> list[Link]:
         plain = isinstance(rule, NormRule) and type(rule).step is NormRule.step
         if link.transforms and "loss" in rule.reads:
             raise ValueError(
-                f"release: {link.path} needs the loss of each step, but gradients are used before "
-                "you can report the loss"
+                f"release: {link.path} is not supported, because it needs the loss of each step, "
+                "but parameters are updated during backward(), before you can report the loss"
             )
         scales = plain and type(rule).apply is NormRule.apply
         if link.transforms and rule.reach != "tensor":
@@ -96,16 +96,18 @@ def too_far(links: Iterable[Link], limit: str) -> list[Link]:
 def _refusal(link: Link, scales: bool) -> str:
     """Return the error message for a rule that `release` does not support, with two remedies."""
     reach = link.transform.reach
-    late = "limit='last step', which scales by the factor from the norm of the previous step"
+    late = "pass limit='last step', which uses the norm of the previous step"
     if not scales:
-        late = "limit='last step' for a rule that only scales, such as ClipNorm(1.0, dim='global')"
+        late = "use a transform that only rescales, such as ClipNorm(1.0, dim='global'), with "
+        late += "limit='last step'"
     message = (
-        f"release: {link.path} needs a whole {reach}, but each gradient is freed before the next "
-        f"one arrives: use a rule about single tensors, such as ClipNorm(1.0), or {late}"
+        f"release: {link.path} combines all parameters of a {reach}, but each gradient is freed "
+        "before the next gradient is computed: use a transform of single tensors, such as "
+        f"ClipNorm(1.0), or {late}"
     )
     if type(link.transform).__module__.partition(".")[0] != __name__.partition(".")[0]:
         message += (
-            '. If your own class processes each tensor separately, set reach = "tensor" in the '
-            "class"
+            f". If {type(link.transform).__name__} processes each tensor separately, set "
+            'reach = "tensor" in the class'
         )
     return message

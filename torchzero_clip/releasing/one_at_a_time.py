@@ -10,7 +10,7 @@ from torchzero_clip.core.engine import Session
 from torchzero_clip.engines import Compiled
 
 WHY_NOT_REPLAYED = (
-    "gradients are released: autograd chooses which parameter steps next, each by its own kernels"
+    "release updates each parameter separately, in the order in which autograd computes gradients"
 )
 
 

@@ -23,9 +23,9 @@ from torchzero_clip.releasing.step_in_progress import StepInProgress, StepOfOne
 
 LIMITS = ("this step", "last step")
 HAS_MOVED = (
-    "has a gradient again in a step in which it has moved already: call opt.step() after each "
-    "backward(), set opt.last_backward = False before all but the last backward of a step, and "
-    "use use_reentrant=False if activations are checkpointed"
+    "received a second gradient after it was updated in this step: call opt.step() after each "
+    "backward(). To accumulate gradients, set opt.last_backward = False before all but the last "
+    "backward() of a step. With activation checkpointing, pass use_reentrant=False"
 )
 
 
@@ -65,8 +65,9 @@ def release(
     """
     if isinstance(model, nn.parallel.DistributedDataParallel):
         raise TypeError(
-            "release: DistributedDataParallel averages gradients over ranks only after release "
-            "has used them: shard the model with torch.distributed.fsdp.fully_shard instead"
+            "release does not support DistributedDataParallel, because parameters would be updated "
+            "before their gradients are averaged over the ranks: use "
+            "torch.distributed.fsdp.fully_shard (FSDP2) instead"
         )
     params = model.named_parameters() if isinstance(model, nn.Module) else model
     return Released(params, *transforms, limit=limit, **options)
@@ -80,7 +81,7 @@ class Released(Modular):
     """The optimizer that `release` returns."""
 
     _options = {**Modular._options, "limit": "this step"}
-    _memory_unit = "the largest parameter's"
+    _memory_unit = "the largest parameter"
     last_backward: bool = True
     """Whether gradients are complete after the next backward. Set it to False to sum gradients."""
 
@@ -221,8 +222,8 @@ class Released(Modular):
                 self.param_groups.pop()
                 where = label(len(self.param_groups), group, place)
                 raise ValueError(
-                    f"release: {where} already has an optimizer that releases its gradients: "
-                    "remove() that optimizer first"
+                    f"release: {where} already belongs to an optimizer that release returned: "
+                    "call remove() on that optimizer first"
                 )
         self._watch()
 
@@ -240,9 +241,9 @@ class Released(Modular):
 
         The plan shows a step in which all gradients exist at the same time.
         """
-        late = [f"{late.link.path}: the factor of the step before" for late in self._late]
+        late = [f"{late.link.path} uses the norm of the previous step." for late in self._late]
         lines = [
-            "Each parameter by itself, when its gradient is whole",
+            "Each parameter is updated as soon as its gradient is complete.",
             *late,
             super().explain(parameters=parameters),
         ]
@@ -251,14 +252,14 @@ class Released(Modular):
     @property
     def _step_supports_amp_scaling(self) -> bool:  # what GradScaler asks before its first step
         raise TypeError(
-            "GradScaler divides gradients by its scale before the step, but released gradients "
-            "have been used by then: use bfloat16, which needs no GradScaler"
+            "release does not support GradScaler, because parameters are updated before GradScaler "
+            "can unscale their gradients: train in bfloat16 without GradScaler instead"
         )
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
-            "an optimizer that releases gradients belongs to its parameters and cannot be copied "
-            "or pickled: release the copy of the model, and load this one's state_dict"
+            "the optimizer that release returned cannot be copied or pickled: call release for the "
+            "other model, and load this optimizer's state_dict() there"
         )
 
 

@@ -109,9 +109,8 @@ def _lines(link: Link, group: Group) -> Iterator[str]:
         text: str = average.text
     except (AttributeError, TypeError) as error:
         raise SourceError(
-            f"{link.path} cannot be written as a file of plain torch: its averaged weights are "
-            f"more than sums and products of state and hyperparameters ({error}); use the library "
-            "for it"
+            f"to_source: {link.path} cannot be exported as plain PyTorch code: the method averaged "
+            f"may use only sums and products of state and hyperparameters ({error})"
         ) from None
     used = [name for name in names if name in text]
     yield f'        if "{link.path}/{names[0]}" in state:'

@@ -132,8 +132,8 @@ class File:
                 break
         return message(
             path,
-            f"its line {line.strip()!r} contains a number that only the recorded step had, "
-            "because the rule read a parameter, its shape or a hyperparameter as a Python number",
+            "the transform uses a parameter, the shape of a parameter or a hyperparameter as a "
+            f"Python number, so the line {line.strip()!r} would be right for one step only",
         )
 
     # ------------------------------------------------------------------ text
@@ -160,7 +160,7 @@ class File:
         for name in FOREACH_CALL.findall(text):
             if not has_foreach(name):
                 missing = f"torch._foreach_{name}, which torch {torch.__version__} does not have"
-                raise SourceError(f"the file would call {missing}")
+                raise SourceError(f"to_source: the exported code would call {missing}")
         return text
 
     def _docstring(self) -> Iterator[str]:

@@ -42,9 +42,9 @@ class WrittenState:
                 except Exception:  # the rule may not accept the shape, for example only matrices
                     continue
                 if other_texts != texts:
-                    raise SourceError("its state begins otherwise where parameters are others")
+                    raise SourceError("the initial state depends on values or shapes of parameters")
         if state and link.narrow:
-            raise SourceError("it rounds its state at random, to bfloat16")
+            raise SourceError("the transform stores its state in bfloat16 with stochastic rounding")
         for key, x in state.items():
             tensor = x.clone()
             bucket.param_states[0][key] = tensor
@@ -118,7 +118,8 @@ def _creations(link: Link, p: Tensor) -> dict[str, str]:
             continue
         if len(set(x.flatten().tolist())) != 1 or x.shape not in ((), p.shape):
             raise SourceError(
-                f"state {key!r} begins with other than one value, or has a shape of its own"
+                f"the state {key!r} must have the shape of the parameter, and the same initial "
+                "value in all elements"
             )
         texts[key] = _creation(x, double[key].flatten()[0].item(), dtype)
     return texts

@@ -185,7 +185,9 @@ class SourceUnits(WrittenNorms):
         if value.joint or value in known:
             return known.get(value, value)
         if value.kind != "tensor" or value.op is None:
-            raise SourceError("it has one number for all groups, from a list of each")
+            raise SourceError(
+                "the transform combines the parameters of several groups into one number"
+            )
         op = value.op
         args = [x if x.numeric else self._of_first(x, known) for x in op.args]
         if self.scope == "layer" or self.recorder.context.flags is not None:
@@ -301,4 +303,4 @@ class SourceUnits(WrittenNorms):
 
 def _no_dot(*_: Any) -> Any:
     """Raise the error for a rule that computes an inner product."""
-    raise SourceError("it takes the inner product of two lists")
+    raise SourceError("the transform computes the inner product of two TensorLists")

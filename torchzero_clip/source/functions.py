@@ -40,7 +40,7 @@ class Functions:
         Such a function reads tensors of the model, so its source cannot be copied.
         """
         if name in self.arguments:
-            raise SourceError(f"two links have a function {name}")
+            raise SourceError(f"the argument {name} is a function in more than one transform")
         self.arguments.append(name)
         return f"self.{name}"
 
@@ -75,7 +75,7 @@ class Functions:
             f"    for key, label in {table}.items():",
             "        if re.search(key, name):",
             "            return label",
-            f'    raise ValueError(f"{table} has nothing for the parameter {{name!r}}")',
+            f'    raise ValueError(f"{table} has no key for the parameter {{name!r}}")',
         ]
         return name
 
@@ -100,12 +100,14 @@ class Functions:
         if id(function) in self.names:
             return self.names[id(function)]
         if not isinstance(function, FunctionType):
-            raise SourceError(f"{function!r} is not a function that Python code defines")
+            raise SourceError(f"{function!r} is not a Python function with source code")
         if not returns:
             return self._verbatim(function)
         node = node_of(function)
         if len(node.args.args) != 2 or len(_parameters(node)) != 2:
-            raise SourceError(f"the function {function.__name__!r} does not take (name, parameter)")
+            raise SourceError(
+                f"the function {function.__name__!r} must have two arguments, name and parameter"
+            )
         written = isinstance(node, ast.FunctionDef)
         name = self._name(f"_{function.__name__.strip('_')}" if written else "_where")
         self.names[id(function)] = name
@@ -147,7 +149,7 @@ class Functions:
             if name not in around:
                 if returns and not hasattr(builtins, name):
                     raise SourceError(
-                        f"the function {function.__name__!r} uses {name!r}, which is not known yet"
+                        f"the function {function.__name__!r} uses {name!r}, which is not defined"
                     )
                 continue
             value = around[name]
@@ -160,7 +162,8 @@ class Functions:
                 texts[name] = constant(value, str)
             else:
                 raise SourceError(
-                    f"the function {function.__name__!r} uses {name!r}, which is not a plain value"
+                    f"the function {function.__name__!r} uses {name!r}, which must be a number, a "
+                    "string or another function"
                 )
         return texts
 
@@ -200,8 +203,8 @@ def node_of(function: FunctionType) -> ast.FunctionDef | ast.Lambda:
     if nodes:
         return nodes[0]
     raise SourceError(
-        f"the text of the function {function.__name__!r} cannot be read: define it with def, at "
-        "the top of a module"
+        f"the source code of the function {function.__name__!r} cannot be read: define it with "
+        "def at the top level of a module"
     )
 
 

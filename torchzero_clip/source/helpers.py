@@ -186,4 +186,4 @@ def dims_of(rule: NormRule) -> str:
     for text in candidates:
         if all(eval(text, {"n": n}) == rule.dims(torch.empty([2] * n)) for n in range(7)):
             return text
-    raise SourceError(f"a file of plain torch cannot have the slices of {rule!r}")
+    raise SourceError(f"the dim of {rule!r} is not supported")

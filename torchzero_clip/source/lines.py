@@ -138,7 +138,10 @@ class Lines:
         lists = [v for v in self.crossing if v.kind == "list" and v.context == mask]
         names = [v.name for v in lists if v.name]
         if not names:
-            raise SourceError(f"{op.link} cannot be written inside a mask; use the library for it")
+            raise SourceError(
+                f"to_source: {op.link} cannot be exported as plain PyTorch code inside a transform "
+                "that selects parameters"
+            )
         return f"all_{names[0]}"
 
     # ------------------------------------------------------------------ statements

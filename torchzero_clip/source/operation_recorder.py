@@ -60,11 +60,13 @@ class OpRecorder(Operations, TorchFunctionMode):
         if not values and base not in FACTORIES:
             return func(*_plain(args), **_plain(kwargs))
         if base in HOST_READS and self.knows(args[0]) is not None:
-            raise SourceError(f"it reads {base.strip('_')} of a tensor on the host")
+            raise SourceError(
+                f"the transform calls {base.strip('_')} of a tensor, which needs its value"
+            )
         if base == "numel":
             return self._numel(args[0])
         if name.removeprefix("torch.Tensor.") in SHAPES and values[0].kind == "list":
-            raise SourceError("it reads the shape of a parameter on the host")
+            raise SourceError("the transform uses the shape of a parameter as Python numbers")
         if base == "to":
             return self._to(func, args, kwargs)
         if base == "__getitem__" and _is_whole_slice(*args):
@@ -72,7 +74,7 @@ class OpRecorder(Operations, TorchFunctionMode):
         if base == "view" and not args[0].dim():
             return args[0]  # a 0-dim tensor, although the rule expects a vector here
         if base == "tensor" and not values and isinstance(args[0], (list, tuple)):
-            raise SourceError("it makes a vector of numbers from the shapes of parameters")
+            raise SourceError("the transform creates a tensor from the shapes of parameters")
         with self.not_recording():
             out = func(*_plain(args), **_plain(kwargs))
         return self._recorded(name, base, args, kwargs, values, out)
@@ -94,7 +96,7 @@ class OpRecorder(Operations, TorchFunctionMode):
             self._in_place(name, base, args, kwargs)
             return args[0] if isinstance(out, Tensor) else out
         if base == "__setitem__":
-            raise SourceError("it writes entries of a tensor one at a time")
+            raise SourceError("the transform assigns to elements of a tensor by index")
         if isinstance(out, Tensor) and self.knows(out) is not None:
             return out
         is_foreach = base.startswith("_foreach_")
@@ -146,7 +148,9 @@ class OpRecorder(Operations, TorchFunctionMode):
         first = args[0][0] if isinstance(args[0], (list, tuple)) else args[0]
         written = self.knows(first)
         if written is None:
-            raise SourceError(f"it writes a tensor that is not state, with {base}")
+            raise SourceError(
+                f"the transform calls {base} on a tensor that is neither state nor the update"
+            )
         each = over_lists and not is_foreach
         by_number = base == "_foreach_mul_" and isinstance(args[1], WrittenNumber)
         self.add(

@@ -242,7 +242,7 @@ def constant(x: Any, names: Names) -> str:
         return quoted(x)
     if isinstance(x, (torch.dtype, bool, int, float, type(...))) or x is None:
         return repr(x)
-    raise SourceError(f"a file of plain torch cannot have the value {x!r}")
+    raise SourceError(f"the value {x!r} cannot be written as Python code")
 
 
 def quoted(text: str) -> str:

@@ -62,7 +62,7 @@ HOST += ["__abs__", "__pos__", "is_integer"]
 
 def _refuse(self: WrittenNumber, *_: Any) -> Any:
     """Raise the error for a rule that reads the plain number."""
-    raise SourceError("it reads a hyperparameter as a number on the host")
+    raise SourceError("the transform converts a hyperparameter to a Python number")
 
 
 def plain(x: Any) -> Any:
@@ -124,7 +124,7 @@ def _comparison(symbol: str) -> Any:
         if not isinstance(other, (int, float)):
             return NotImplemented
         if self.value.kind == "sizes":
-            raise SourceError("it decides by the size of a parameter")
+            raise SourceError("the transform branches on the number of elements of a parameter")
         holds = function(plain(self), plain(other))
         self.notice(symbol, self.value, _operand(other), holds)
         return holds

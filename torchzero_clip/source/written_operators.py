@@ -17,7 +17,7 @@ def _statistics(recorder: OpRecorder, tensors: Sequence[Tensor], m: norms.Measur
     """Record the sum of each tensor, the only statistic that a rule may compute itself."""
     value = recorder.knows(tensors[0])
     if value is None or m.kind != "sum":
-        raise SourceError(f"it takes statistics of its own, {m.kind}")
+        raise SourceError(f"the transform calls norms.statistics with the order {m.kind}")
     sums = Value("tensor", hint="sums")
     write = lambda n: (f"torch.stack([x.sum(dtype=torch.float64) for x in {n(value)}])", ATOM)
     recorder.add(write, [value], sums)
@@ -72,7 +72,7 @@ class NoNames(list[Any]):
 
     def _refuse(self, *_: Any) -> Any:
         """Raise the error for a rule that reads names."""
-        raise SourceError("it asks for the name of every parameter in every step")
+        raise SourceError("the transform uses the names of parameters in each step")
 
     __getitem__ = __iter__ = _refuse
 
@@ -86,7 +86,7 @@ class NoCounts(dict[str, Any]):
 
     def _refuse(self, *_: Any) -> Any:
         """Raise the error for a rule that stores scalars of the whole model."""
-        raise SourceError("it counts steps, or keeps other numbers of the model")
+        raise SourceError("the transform keeps a step count or another number for the whole model")
 
     __getitem__ = __setitem__ = setdefault = _refuse
 

@@ -72,7 +72,7 @@ class WrittenStep:
         params = self.recorder.knows(bucket.params.tensors[0])
         u = self.recorder.knows(bucket.update.tensors[0])
         if params is None or u is None:
-            raise SourceError(f"{self.recorder.link}: its result is not made of the update")
+            raise SourceError(f"{self.recorder.link}: the result does not depend on the update")
         return params, u
 
     # ------------------------------------------------------------------ buckets
@@ -156,9 +156,10 @@ class WrittenStep:
         except SourceError as error:
             raise SourceError(message(link.path, str(error))) from None
         except Exception as error:  # the rule does not accept the stand-in
-            raise SourceError(message(link.path, f"it cannot be watched ({error})")) from error
+            why = f"the step cannot be recorded ({error})"
+            raise SourceError(message(link.path, why)) from error
         if len(out) != 1:
-            raise SourceError(message(link.path, "it ends steps"))
+            raise SourceError(message(link.path, "the transform can end a step early"))
         value = self.recorder.knows(out[0].update.tensors[0])
         if value is not None:
             value.hint = value.hint or "u"
@@ -172,7 +173,7 @@ class WrittenStep:
         for inner in [link for child in link.children for link in child.walk()]:
             rule = inner.transform
             if getattr(rule, "dim", None) == "global" and not isinstance(rule, NormRule):
-                raise SourceError(f"{inner.path} inside it uses elements of all parameters")
+                raise SourceError(f"{inner.path} inside it combines all parameters")
 
     def _shrunk(self, bucket: Bucket) -> Bucket:
         """Write the step of `QKClip`. In the file, this step calls a function of the user."""
@@ -255,4 +256,4 @@ class WrittenStep:
 
 def message(path: str, why: str) -> str:
     """Return the message of an error about a link."""
-    return f"{path} cannot be written as a file of plain torch: {why}; use the library for it"
+    return f"to_source: {path} cannot be exported as plain PyTorch code: {why}"

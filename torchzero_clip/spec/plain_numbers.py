@@ -49,7 +49,9 @@ def norm(xs: Vector, ord: Order = 2) -> Real:
     p = POWERS.get(ord, ord)
     if p not in STATISTICS and (isinstance(p, str) or not p >= 0):
         accepted = ", ".join([*map(str, POWERS), *STATISTICS])
-        raise ValueError(f"norm: ord must be a number ≥ 0, inf, or one of {accepted}, got {ord!r}")
+        raise ValueError(
+            f"norm: ord must be a number at least 0, inf, or one of {accepted}, got {ord!r}"
+        )
     sizes = [abs(x) for x in xs]
     if p == 0:
         return sum(x != 0 for x in xs)

@@ -29,8 +29,8 @@ def of_json(text: str, source: str) -> dict[str, list[str]]:
         rows = [dict(flattened(row)) for row in objects(text, source)]
     except (RecursionError, MemoryError):
         raise ValueError(
-            f"Trace: {source} must be a list of objects, or one object per line, got brackets "
-            "that are nested too deep"
+            f"Trace: {source} must be a JSON list of objects, or one JSON object per line, got "
+            "brackets that are nested too deeply"
         ) from None
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name, "") for row in rows] for name in names}
@@ -46,7 +46,7 @@ def objects(text: str, source: str) -> list[Any]:
         parsed = parsed.get("log_history", [parsed])  # trainer_state.json of a Hugging Face Trainer
     if not isinstance(parsed, list):
         raise ValueError(
-            f"Trace: {source} must have a list as its log_history, got {type(parsed).__name__}"
+            f"Trace: log_history in {source} must be a list, got {type(parsed).__name__}"
         )
     return [dict(zip(TENSORBOARD, x, strict=False)) if isinstance(x, list) else x for x in parsed]
 
@@ -64,10 +64,10 @@ def by_lines(lines: list[str], source: str) -> list[Any]:
             parsed.append(parsed_line(line))
         except (SyntaxError, TypeError, ValueError):
             if i == len(lines):
-                warn(f"Trace: {source} ends in the middle of a line, which is skipped")
+                warn(f"Trace: the last line of {source} is incomplete, so it is skipped")
                 break
             raise ValueError(
-                f"Trace: {source} must have an object in every line, got line {i}: "
+                f"Trace: every line of {source} must be a JSON object, got line {i}: "
                 f"{line[:SHOWN_LENGTH]}"
             ) from None
     return parsed

@@ -18,7 +18,7 @@ from torch import Tensor
 from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.study.json_logs import TENSORBOARD, of_json
 
-WANTED = "a column such as grad_norm, and best one such as step"
+WANTED = "a column of norms, such as grad_norm, and preferably a column such as step"
 STEPS = ("step", "steps", "global_step", "globalstep", "iteration", "iter", "it", "update")
 """Names of columns that contain step numbers."""
 NOTHING = ("", "none", "null", "na", "n/a", "-")
@@ -62,19 +62,19 @@ class Log:
         """Check and return the name of the norms. None chooses the likeliest norms."""
         if name is None and self.norms:
             return self.norms[0]
-        columns = f"there are {[*self.cells]}"
+        columns = f"its columns are {[*self.cells]}"
         if name is None:
             if all(map(is_number, self.cells)):
                 raise ValueError(
-                    f"Trace: {self.source} must begin with a line of names, such as "
-                    f"step,grad_norm, got {','.join(self.cells)}"
+                    f"Trace: the first line of {self.source} must have the names of the columns, "
+                    f"such as step,grad_norm, got {','.join(self.cells)}"
                 )
             raise ValueError(
-                f"Trace: {self.source} must have {WANTED}; {columns}. If one of these has the "
-                "norms, name it: --norms NAME, or Trace.read(path, NAME)"
+                f"Trace: {self.source} must have {WANTED}; {columns}. If one of these columns has "
+                "the norms, pass its name: --norms NAME, or Trace.read(path, NAME)"
             )
         if not self.units(name):
-            raise ValueError(f"Trace: there is no column {name!r}; {columns}")
+            raise ValueError(f"Trace: {self.source} has no column {name!r}; {columns}")
         return name
 
     def units(self, name: str) -> list[str]:
@@ -101,8 +101,8 @@ class Log:
             except ValueError as error:
                 if key in wanted:
                     raise ValueError(
-                        f"Trace: {self.source} must have numbers in its cells: {error}, in column "
-                        f"{key!r}"
+                        f"Trace: column {key!r} of {self.source} must have numbers in all cells: "
+                        f"{error}"
                     ) from None
         step = next((key for key in columns if is_step(key) and key not in wanted), None)
         if step is not None:
@@ -114,7 +114,7 @@ class Log:
         if step is not None and not is_increasing(columns["step"][rows]):
             rows = last_of_each_step(columns["step"], rows)
         if not len(rows):
-            raise ValueError(f"Trace: {self.source} has no number in column {name!r}")
+            raise ValueError(f"Trace: column {name!r} of {self.source} has no numbers")
         columns = {key: values[rows] for key, values in columns.items()}
         return columns, {key: values[rows] for key, values in known.items()}
 
@@ -223,7 +223,7 @@ def parse(contents: bytes, source: str, growing: bool = False) -> Log:
         raise ValueError(f"Trace: {source} has no steps")
     if "\0" in text:
         raise ValueError(
-            f"Trace: {source} must be text, CSV or JSON, with {WANTED}: export an event file or a "
+            f"Trace: {source} must be a CSV or JSON file with {WANTED}: export an event file or a "
             "spreadsheet to CSV first"
         )
     if text.lstrip()[0] in "{[":
@@ -244,9 +244,9 @@ def with_whole_lines(text: str, source: str, cut: bool) -> str:
     if not last.strip():
         return text
     if above and not cut and has_all_cells(f"{above}\n", last):
-        warn(f"Trace: {source} has no newline at its end: its last line is read as it is: {last}")
+        warn(f"Trace: the last line of {source} may be incomplete, but is used: {last}")
         return f"{text}\n"
-    warn(f"Trace: {source} ends in the middle of a line, which is skipped")
+    warn(f"Trace: the last line of {source} is incomplete, so it is skipped")
     return f"{above}\n" if above else ""
 
 
@@ -309,13 +309,13 @@ def cells_of(text: str, source: str, delimiter: str) -> dict[str, list[str]]:
                 cells += row
             if row and len(row) != width:
                 raise ValueError(
-                    f"Trace: {source} must have {width} cells in every line, as many as its "
-                    f"header, got {len(row)} in line {line}"
+                    f"Trace: every line of {source} must have {width} cells, like the header, got "
+                    f"{len(row)} in line {line}"
                 )
             line = reader.line_num + 1
     except csv.Error as error:
         raise ValueError(
-            f"Trace: {source} must close every quote that it opens, got line {line}: {error}"
+            f"Trace: {source} has a quote that is not closed, in line {line}: {error}"
         ) from None
     return {cells[i].strip(): cells[width + i :: width] for i in range(width)}
 
@@ -331,6 +331,6 @@ def decompressed(contents: bytes, source: str) -> tuple[bytes, bool]:
             return b"".join(parts), False
         except (OSError, zlib.error) as error:
             raise ValueError(
-                f"Trace: {source} must be a whole .gz file, or text: {error}"
+                f"Trace: {source} must be an intact .gz file, or a text file: {error}"
             ) from None
     return b"".join(parts), True

@@ -74,11 +74,11 @@ def draw(
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
-            f'{caller}: plot needs matplotlib: pip install "torchzero-clip[plot]"',
+            f'{caller}: plot requires matplotlib: pip install "torchzero-clip[plot]"',
             name="matplotlib",
         ) from None
     if not len(table):
-        raise ValueError("Recorder: there is nothing to plot before the first step")
+        raise ValueError("Recorder: plot must be called after the first step")
     columns = table.columns
     rules: dict[str, list[Column]] = {}
     for name in columns:
@@ -98,7 +98,10 @@ def draw(
         clipped = {rule: parts[KINDS.index("clipped")] for rule, parts in rules.items()}
         panels.append((1.0, partial(shares_panel, table, clipped)))
     if not panels:
-        raise ValueError("Recorder: nothing was measured or logged, so there is nothing to plot")
+        raise ValueError(
+            "Recorder: there is nothing to plot: add a transform that measures norms, such as "
+            "ClipNorm(math.inf), or call Recorder.log"
+        )
 
     heights = [height for height, _ in panels]
     figure = Figure(layout="constrained")
@@ -341,7 +344,7 @@ def add_marks(table: Table, column: Column, axes: Axes) -> Key:
     marks: list[tuple[str, str, str, Tensor]] = [("NaN or infinite", "x", ORANGE, broken.any(1))]
     for name, guard in table.columns.items():
         if name == "recover/back":
-            marks.append(("behind a way back", "^", PURPLE, guard.counts[:, 0] > 0))
+            marks.append(("after a rollback", "^", PURPLE, guard.counts[:, 0] > 0))
         if name.endswith("/skipped"):
             total = guard.read()[:, 0].nan_to_num(0).cummax(0).values
             before = torch.cat([total.new_zeros(1), total[:-1]])

@@ -86,7 +86,7 @@ class Recorder:
                     f"Recorder: {name} must be an integer at least {least}, got {value!r}"
                 )
         if callback is not None and not callable(callback):
-            raise TypeError(f"Recorder: callback must be a function of a dict, got {callback!r}")
+            raise TypeError(f"Recorder: callback must be a function or None, got {callback!r}")
         if not isinstance(live, bool):
             raise TypeError(f"Recorder: live must be True or False, got {live!r}")
         self.capacity = capacity
@@ -104,7 +104,7 @@ class Recorder:
         self._last_records: object = None  # the records of the rules in the last row
         steps = optimizer._optimizer() if isinstance(optimizer, Attached) else optimizer
         if steps is None:
-            raise RuntimeError("Recorder: the optimizer that this handle was attached to is gone")
+            raise RuntimeError("Recorder: the optimizer of this handle no longer exists")
         after = torch.compiler.disable(self._after_step)  # a compiled step does not trace this
         self._hook = steps.register_step_post_hook(after)
 
@@ -122,7 +122,7 @@ class Recorder:
         for name in ("step", ROW):
             if name in values:
                 raise ValueError(
-                    f"Recorder: log does not accept {name!r}, which the recorder counts itself"
+                    f"Recorder: log does not accept the name {name!r}, because Recorder sets it"
                 )
         self._logged += [(name, number(name, value)) for name, value in values.items()]
 
@@ -221,7 +221,7 @@ class Recorder:
         """
         columns = self._read().columns
         if name not in columns:
-            raise ValueError(f"Recorder: units needs one of {list(columns)}, got {name!r}")
+            raise ValueError(f"Recorder: name must be one of {list(columns)}, got {name!r}")
         return list(columns[name].units.values())
 
     def to_csv(self, path: str | PathLike[str]) -> None:
@@ -277,8 +277,8 @@ class Recorder:
         """
         if state_dict.keys() != {"table", "window"}:
             raise ValueError(
-                "Recorder: load_state_dict needs the state_dict of a Recorder, got a dict of "
-                f"{list(state_dict)}"
+                "Recorder: load_state_dict needs the result of Recorder.state_dict(), got a dict "
+                f"with the keys {list(state_dict)}"
             )
         table = Table.load(state_dict["table"])
         window = Table.load(state_dict["window"])
@@ -296,15 +296,15 @@ class Recorder:
 
 def number(name: str, value: Any) -> float | Tensor:
     """Check a logged value, and return it as a float or as a tensor without dims."""
-    wanted = "Recorder: log accepts numbers and tensors of one element"
+    wanted = "Recorder: log accepts numbers and tensors with one element"
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(
-                f"{wanted}, got {name} of shape {tuple(value.shape)}: log its mean, say"
+                f"{wanted}, got {name} of shape {tuple(value.shape)}: log its mean, for example"
             )
         if value.is_complex() or value.layout != torch.strided:
             kind = f"{value.dtype}, {value.layout}"
-            raise TypeError(f"{wanted} that a float can hold, got {name} of {kind}")
+            raise TypeError(f"{wanted} that can be converted to float, got {name} of {kind}")
         return value.detach().reshape(()).clone()
     if not isinstance(value, (int, float)):
         raise TypeError(f"{wanted}, got {name}={value!r}")
@@ -312,9 +312,8 @@ def number(name: str, value: Any) -> float | Tensor:
         return float(value)
     except OverflowError:  # the number itself may have too many digits to print
         raise ValueError(
-            f"{wanted} that a float can hold, got {name}, an integer of "
-            f"{int(value).bit_length()} bits: "
-            "log its logarithm, say"
+            f"{wanted} that can be converted to float, got {name}, an integer of "
+            f"{int(value).bit_length()} bits: log its logarithm, for example"
         ) from None
 
 

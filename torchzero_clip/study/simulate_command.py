@@ -23,33 +23,33 @@ def command(argv: Sequence[str]) -> Iterator[str]:
     """Yield the lines that the command prints, and draw the simulation into a file."""
     parser = argparse.ArgumentParser(
         "python -m torchzero_clip simulate",
-        description="What rules would have done to the norms of a recorded run.",
+        description="Show what clipping rules would have done to the norms of a recorded run.",
     )
     add = parser.add_argument
-    add("run", help="a file of Recorder.to_csv")
+    add("run", help="a log file, for example from Recorder.to_csv")
     usual = ", ".join([*RULES, "and ClipNorm at twice the median"])
-    add("rules", nargs="*", metavar="RULE", help=f"as in Python; without any: {usual}")
-    add("--norms", help="the column of the norms; by default those of the first rule")
-    add("--out", default="simulate.png", help="the picture: .png, .svg or .pdf (simulate.png)")
+    add("rules", nargs="*", metavar="RULE", help=f"rules as Python code; by default {usual}")
+    add("--norms", help="the name of the column with the norms; by default the first such column")
+    add("--out", default="simulate.png", help="the plot, as .png, .svg or .pdf (simulate.png)")
     options = parser.parse_args(argv)
     try:
         trace = Trace.read(options.run, options.norms)
         simulation = simulate(trace, *map(rule, options.rules or usual_rules(trace)))
     except (OSError, TypeError, ValueError) as error:
         parser.error(str(error))
-    per_row = f", the largest of {trace.stride} in a row" if trace.stride > 1 else ""
+    per_row = f" (the largest of every {trace.stride} steps)" if trace.stride > 1 else ""
     norms = "1 norm" if len(trace.names) == 1 else f"{len(trace.names)} norms"
-    middle = f"the median of all {trace.median:.4g}"
+    middle = f"the median of the total norm is {trace.median:.4g}"
     if not trace.total.isfinite().any():
-        middle = "none is a finite number, so a rule has nothing to go by"
-    yield f"{len(trace)} steps of {norms}{per_row}; {middle}"
+        middle = "all norms are NaN or infinite, so no rule can be simulated"
+    yield f"{len(trace)} steps with {norms}{per_row}; {middle}"
     yield from table(simulation)
     try:
         simulation.plot(options.out)
-        drawn = f"Drawn in {options.out}."
+        drawn = f"The plot is in {options.out}."
     except ModuleNotFoundError as error:
-        drawn = f"No picture: {error}."
-    yield f"{drawn} Open loop: the norms are those of the run as it was."
+        drawn = f"There is no plot: {error}."
+    yield f"{drawn} Clipping does not change later norms in a simulation, as it would in training."
 
 
 def usual_rules(trace: Trace) -> list[str]:
@@ -93,15 +93,15 @@ def rule(text: str) -> NormRule:
         parsed = from_config(literal(tree)) if isinstance(tree, (ast.Name, ast.Call)) else None
     except (SyntaxError, UnicodeError, RecursionError, MemoryError):  # the last two: deep nesting
         raise ValueError(
-            f"write a rule such as ZClip(max_norm=None), got {shortened(text)}"
+            f"a rule must be Python code such as ZClip(max_norm=None), got {shortened(text)}"
         ) from None
     except OverflowError:
         raise ValueError(
-            f"a rule needs numbers that a float can hold, got {shortened(text)}"
+            f"all numbers of a rule must fit into a float, got {shortened(text)}"
         ) from None
     if not isinstance(parsed, NormRule):
         raise ValueError(
-            f"simulate needs rules about norms, such as ZClip(), got {shortened(text)}"
+            f"simulate supports only rules that clip norms, such as ZClip(), got {shortened(text)}"
         )
     return parsed
 
@@ -132,8 +132,8 @@ def literal(node: ast.expr) -> Any:
 def not_literal(node: ast.AST) -> ValueError:
     """Return the error for an expression that would have to be computed."""
     return ValueError(
-        "a rule may contain only numbers, text, None, True and False, such as "
-        f"ZClip(max_norm=None), and no computation, got {shortened(ast.unparse(node))}"
+        "the arguments of a rule must be numbers, strings, None, True or False, as in "
+        f"ZClip(max_norm=None), got {shortened(ast.unparse(node))}"
     )
 
 
@@ -155,13 +155,14 @@ def arguments(
             by_name.update(signature.bind_partial(*values).arguments)
         except TypeError:
             raise ValueError(
-                f"{name} takes {[*signature.parameters]}, got {len(values)} values without a name"
+                f"{name} has the arguments {[*signature.parameters]}, got {len(values)} positional "
+                "arguments"
             ) from None
     for keyword in keywords:
         if keyword.arg is None:
             raise not_literal(keyword.value)
         if keyword.arg in by_name:
-            raise ValueError(f"{name}: there may be one {keyword.arg}, got two")
+            raise ValueError(f"{name}: the argument {keyword.arg!r} was passed twice")
         if keyword.arg in ("type", "links"):  # keys of a config that are no arguments
             raise ValueError(f"{name} has no argument {keyword.arg!r}")
         by_name[keyword.arg] = literal(keyword.value)

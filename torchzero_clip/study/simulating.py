@@ -51,11 +51,11 @@ def simulate(trace: Trace, *rules: NormRule) -> Simulation:
     """
     if not isinstance(trace, Trace):
         raise TypeError(
-            f"simulate: trace must be a Trace, got {trace!r}: use Trace.read(path) for a file, or "
-            "Trace.of(recorder) for a Recorder"
+            f"simulate: trace must be a Trace, got {trace!r}: for a file, use Trace.read(path); "
+            "for a Recorder, use Trace.of(recorder)"
         )
     if not rules:
-        raise ValueError("simulate: give at least one rule, such as ZClip()")
+        raise ValueError("simulate: at least one rule is required, such as ZClip()")
     check(rules)
     metrics: dict[str, dict[str, Tensor]] = {repr(rule): {} for rule in rules}
     for alike in kinds(rules):
@@ -113,8 +113,9 @@ class Simulation:
         spikes = self.trace.spikes
         if spikes is None:
             raise ValueError(
-                "Simulation: alarms needs a trace with known spikes: log spike=1 in steps that "
-                "have one, and spike=0 in the others"
+                "Simulation: alarms needs a trace that marks the spikes: call "
+                "Recorder.log(spike=1) before each step with a spike, and Recorder.log(spike=0) "
+                "before all other steps"
             )
         clipped = self.clipped.double()
         return clipped[~spikes].mean(0), 1 - clipped[spikes].mean(0)
@@ -144,12 +145,14 @@ def check(rules: Sequence[NormRule]) -> None:
     """Raise an error unless all rules can be simulated."""
     for rule in rules:
         if not isinstance(rule, NormRule):
-            raise TypeError(f"simulate: rules must be about norms, such as ZClip(), got {rule!r}")
+            raise TypeError(
+                f"simulate: rules must be transforms that clip norms, such as ZClip(), got {rule!r}"
+            )
         has_own_code = type(rule).step is not NormRule.step or type(rule).init is not Transform.init
         if has_own_code or rule.ord != 2 or rule.scope not in SCOPES or rule.min_size > 1:
             raise ValueError(
-                f"simulate: {rule!r} needs more than the 2-norms of tensors, layers or the model, "
-                "but a recorded run has only these"
+                f"simulate: {rule!r} is not supported, because a recorded run has only the "
+                "2-norms of tensors, layers or the model"
             )
 
 
@@ -176,7 +179,8 @@ class Recorded(dict[str, Any]):
 
     def __missing__(self, key: str) -> Any:
         raise ValueError(
-            f"simulate: the rule reads group[{key!r}], which a recorded run does not have"
+            f"simulate: rules that read group[{key!r}] are not supported, because a recorded run "
+            "has only norms"
         )
 
 
@@ -287,7 +291,9 @@ def units(trace: Trace, rule: NormRule) -> list[tuple[str, list[int]]]:
     if rule.scope != "layer":
         return [(str(rule.scope), [*range(len(trace.names))])]
     if all(name.isdigit() for name in trace.names):
-        raise ValueError("simulate: dim='layer' needs a trace with the names of the parameters")
+        raise ValueError(
+            "simulate: dim='layer' needs a trace with the norm and the name of each parameter"
+        )
     layers: dict[str, list[int]] = {}
     for i, name in enumerate(trace.names):
         layers.setdefault(layer_of(name), []).append(i)

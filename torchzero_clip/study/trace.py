@@ -69,13 +69,16 @@ class Trace:
     ) -> None:
         if norms.dim() != 2 or not norms.numel():
             raise ValueError(
-                f"Trace: norms must have the shape (steps, units), got {tuple(norms.shape)}; for "
-                "one norm per step, give norms[:, None]"
+                "Trace: norms must be a matrix with one row per step and one column per norm, got "
+                f"shape {tuple(norms.shape)}: for one norm per step, pass norms[:, None]"
             )
         self.norms = norms.detach().cpu().to(torch.float64)
         self.names = [str(i) for i in range(norms.shape[1])] if names is None else list(names)
         if len(self.names) != norms.shape[1]:
-            raise ValueError(f"Trace: got {len(self.names)} names for {norms.shape[1]} units")
+            raise ValueError(
+                f"Trace: names must have one name for each of the {norms.shape[1]} columns of "
+                f"norms, got {len(self.names)} names"
+            )
         self.known = torch.ones_like(self.norms, dtype=torch.bool) if known is None else known
         self.logged = {name: x.detach().cpu().double() for name, x in (logged or {}).items()}
         self.stride = stride
@@ -163,9 +166,9 @@ class Trace:
         units = [key for key in columns if key == name or key.startswith(f"{name}/")]
         if not units:
             raise ValueError(
-                f"Trace: there is no column {name!r}; there are {list(columns)}: a norm is "
-                'recorded if a rule measures it, such as ClipNorm(math.inf, name="raw") at the '
-                "start of the chain"
+                f"Trace: there is no column {name!r}; the columns are {list(columns)}. To record "
+                'the norms of gradients, add ClipNorm(math.inf, name="raw") at the start of the '
+                "chain"
             )
         steps = columns.get("step")
         if steps is not None and not (steps.abs() <= MOST_STEPS).all():

@@ -92,7 +92,7 @@ def key_of(case: Case, tfm: Transform, name: str) -> str:
     return f"{inner.path}/{name}"
 
 
-@pytest.mark.filterwarnings("ignore:Momentum. with momentum=1.*:UserWarning")
+@pytest.mark.filterwarnings("ignore:Momentum. momentum should be below 1.*:UserWarning")
 @pytest.mark.parametrize(
     "cases",
     [

@@ -56,9 +56,9 @@ def test_dims_a_tensor_lacks_are_ignored_and_none_left_is_untouched():
 
 
 def test_inverse_dims_without_dims_is_an_error():
-    with pytest.raises(ValueError, match="ClipNorm: inverse_dims=True needs dim"):
+    with pytest.raises(ValueError, match="ClipNorm: inverse_dims=True requires dim"):
         ClipNorm(1.0, inverse_dims=True)
-    with pytest.raises(ValueError, match=r"Normalize: inverse_dims=True needs dim.*'global'"):
+    with pytest.raises(ValueError, match=r"Normalize: inverse_dims=True requires dim.*'global'"):
         Normalize(1.0, dim="global", inverse_dims=True)
 
 
@@ -92,10 +92,12 @@ def test_layers_need_names():
 
 
 def test_a_spelling_for_global_and_a_dim_together_are_an_error():
-    with pytest.raises(ValueError, match=r"parameterwise=False means dim='global'.*'group'"):
+    with pytest.raises(ValueError, match=r"either dim or parameterwise=False.*'group'"):
         ClipNormGrowth(parameterwise=False, dim="group")
     for rule in (ClipNormByEMA, NormalizeByEMA):
-        with pytest.raises(ValueError, match=f"{rule.__name__}: tensorwise=False.*'group'"):
+        with pytest.raises(
+            ValueError, match=f"{rule.__name__}: pass either dim or tensorwise=False.*'group'"
+        ):
             rule(tensorwise=False, dim="group")
 
 

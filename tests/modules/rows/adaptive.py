@@ -84,7 +84,7 @@ ROWS = [
             (
                 {"bounds": (2.0, 1.0)},
                 ValueError,
-                "bounds must be (low, high) with low at most high,",
+                "the first of bounds must be at most the second, got",
             ),
         ],
         loose={"1": lambda: TrustRatio(bounds=(1.0, 1.0))},
@@ -175,8 +175,8 @@ ROWS = [
             ({"observe": "both"}, ValueError, "observe must be 'clipped', 'raw' or None, got 'bot"),
             ({"warmup_steps": 1}, ValueError, "warmup_steps must be an integer at least 2, got 1"),
             ({"warmup_steps": 2.0}, TypeError, "warmup_steps must be an integer at least 2"),
-            ({"warmup": ClipNormGrowth()}, ValueError, "warmup must be None or a rule without"),
-            ({"warmup": Normalize()}, ValueError, "warmup must be None or a rule without memory"),
+            ({"warmup": ClipNormGrowth()}, ValueError, "warmup must be None or a transform"),
+            ({"warmup": Normalize()}, ValueError, "warmup must be None or a transform that"),
             (
                 {"warmup": ClipNorm(1.0, dim="layer")},
                 ValueError,
@@ -184,7 +184,7 @@ ROWS = [
             ),
             ({"warmup": ClipNorm(1.0, 1, "global")}, ValueError, "that clips the 2-norm"),
             ({"criterion": ZStat}, TypeError, "criterion must be a Criterion, got <class"),
-            ({"warmup": ClipValue(1.0)}, ValueError, "warmup must be None or a rule without mem"),
+            ({"warmup": ClipValue(1.0)}, ValueError, "warmup must be None or a transform"),
         ],
         loose={"ratio": lambda: AdaptiveClip(EMARatio(r_thresh=1e9), warmup=None, warmup_steps=1)},
         memory="guarded",

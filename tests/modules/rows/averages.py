@@ -17,12 +17,11 @@ from torchzero_clip import (
 )
 
 STEPS: list[Bad] = [
-    ({"target": "grad"}, ValueError, "target must be 'update', the step that is subtracted, got"),
+    ({"target": "grad"}, ValueError, "target must be 'update', got 'grad'"),
     (
         {"state_dtype": "bfloat16"},
         ValueError,
-        "state_dtype must be 'float32' or None, because averaged weights are computed from "
-        "its state",
+        "state_dtype must be 'float32' or None, got 'bfloat16', because averaged",
     ),
 ]
 

@@ -45,7 +45,7 @@ GROWTH: list[Bad] = [
     *at_least("mul", 1, optional=True),
     *at_least("min_value", 0, optional=True),
     *at_least("max_decay", 1, optional=True),
-    ({"add": None, "mul": None}, ValueError, "give add or mul, got None for both"),
+    ({"add": None, "mul": None}, ValueError, "pass add or mul, got None for both"),
 ]
 
 
@@ -56,7 +56,7 @@ BY_EMA: list[Bad] = [
     *BAD_ORD,
     *NO_SLICES,
     ({"ema_init": "ones"}, ValueError, "ema_init must be one of ['zeros', 'update'], got 'ones'"),
-    ({"tensorwise": False, "dim": "layer"}, ValueError, "tensorwise=False means dim='global'"),
+    ({"tensorwise": False, "dim": "layer"}, ValueError, "pass either dim or tensorwise=False"),
 ]
 
 
@@ -133,7 +133,7 @@ ROWS = [
             (
                 {"per_shape": "sqrt_min", "dim": "global"},
                 ValueError,
-                "per_shape='sqrt_min' needs units that are matrices, dim=None or dim=(-2, -1), got",
+                "per_shape='sqrt_min' needs norms of matrices, so dim must be None or (-2, -1)",
             ),
         ],
         nonfinite="scaled",
@@ -239,7 +239,7 @@ ROWS = [
             (
                 {"parameterwise": False, "dim": "layer"},
                 ValueError,
-                "parameterwise=False means dim='global'; give one of the two, got dim='layer'",
+                "pass either dim or parameterwise=False, which means dim='global', got both",
             ),
         ],
         loose={"1e9": lambda: ClipNormGrowth(mul=1e9), "add": lambda: ClipNormGrowth(1e9, None)},
@@ -310,7 +310,7 @@ ROWS = [
             (
                 {"ema_tfm": Chain(Scale(2.0, target="grad"))},
                 ValueError,
-                'Put rules that have target="grad", drop parameters or end the',
+                "use Freeze, Accumulate, guards and transforms with",
             ),
         ],
         memory="guarded",

@@ -66,7 +66,7 @@ from torchzero_clip import (
 inf, nan = math.inf, math.nan
 
 STEPS: list[Bad] = [
-    ({"target": "grad"}, ValueError, "target must be 'update', the step that is subtracted, got"),
+    ({"target": "grad"}, ValueError, "target must be 'update', got 'grad'"),
 ]
 
 
@@ -193,7 +193,12 @@ ROWS = [
             *at_least("lr", 0),
             *number("etas", (0.0, 1.2), words="2 numbers, each above 0"),
             *number("etas", (0.5,), (0.5, 1.2, 1.3), words="2 numbers, each above 0"),
-            *number("etas", (1.2, 0.5), (0.5, 1.0), words="a number below 1 and a number above 1"),
+            *number(
+                "etas",
+                (1.2, 0.5),
+                (0.5, 1.0),
+                words="a pair of a number below 1 and a number above 1",
+            ),
             *number("etas", 0.5, error=TypeError, words="2 numbers, each above 0"),
             *number("step_sizes", (-1.0, 1.0), words="2 numbers, each at least 0"),
         ],
@@ -541,7 +546,7 @@ ROWS = [
             (
                 {"debias": True, "nesterov": True},
                 ValueError,
-                "debias=True and nesterov=True cannot be combined: Nesterov's look-ahead",
+                "debias=True and nesterov=True cannot be combined: use only one of",
             ),
         ],
         loose={"none": lambda: EMA(0.0), "none ahead": lambda: EMA(0.0, nesterov=True)},

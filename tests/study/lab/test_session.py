@@ -226,7 +226,7 @@ def test_without_a_file_there_are_recorded_runs_with_their_bad_steps() -> None:
     assert len(session.run(0, 0)["spikes"]) == 34
     session.choose("atlas_burst")
     assert session.run(0, 0)["spikes"] == [*range(200, 210), 600]
-    with pytest.raises(ValueError, match=r"no recorded run '../x'; there are \['diffusion'"):
+    with pytest.raises(ValueError, match=r"run must be one of \['diffusion'.*, got '../x'"):
         session.choose("../x")
 
 
@@ -256,7 +256,7 @@ def test_a_rule_comes_with_the_line_that_copies_it(tmp_path: Path) -> None:
 def test_a_rule_of_tensors_on_a_run_with_one_norm_says_what_it_is_elsewhere(tmp_path: Path) -> None:
     session = LabSession(a_file(tmp_path, norms(20)))
     assert (
-        "norm of each tensor: for what you see here"
+        "is applied to each tensor. For one norm in training too, write"
         in session.rule("ClipNorm(1.0)", (), "")["note"]
     )
     assert session.rule("ClipNorm(1.0, dim='global')", (), "")["note"] == ""
@@ -266,7 +266,7 @@ def test_numbers_of_a_page_are_read_as_they_were_spelt() -> None:
     for x in (0.97, 1e-08, 3.0, 1 / 3, float("inf"), None):
         assert number(spelt(x)) == x
     assert numbers(packed(torch.tensor([1.5, float("inf")]))).tolist() == [1.5, float("inf")]
-    with pytest.raises(ValueError, match="wanted must be a number, got 'much'"):
+    with pytest.raises(ValueError, match="the value must be a number, got 'much'"):
         number("much")
 
 
@@ -278,7 +278,7 @@ def test_a_line_without_an_end_is_said_unless_the_run_is_on_its_way(
     with open(path, "a", newline="") as file:
         file.write(f"6,{cell}")
     session = LabSession(path)
-    said = "no newline at its end" if steps == 6 else "ends in the middle of a line"
+    said = "may be incomplete, but is used" if steps == 6 else "is incomplete, so it is skipped"
     assert said in session.run(0, 0)["notes"][0]
     assert session.run(0, 0)["steps"] == steps
     following = LabSession(path, follow=True)

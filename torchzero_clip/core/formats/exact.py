@@ -48,8 +48,8 @@ class Exact(Nearest):
     key = "rounding/remainder"
     dtype = torch.int16
     wide = True
-    begins = "the lower halves are zero"
-    ends = "the lower halves are lost"
+    begins = "the float32 weights start at the bfloat16 weights"
+    ends = "the float32 weights are rounded to bfloat16"
 
     def widen(self, i: int, t: Tensor, at: int | None) -> Tensor:
         return wide_of(t, self._beside(i, t, at))

@@ -18,7 +18,7 @@ class Kahan(Nearest):
     dtype = torch.bfloat16  # the range of float16 is too small
     whole = True
     begins = "the compensation starts at zero"
-    ends = "its compensation is dropped"
+    ends = "the saved compensation is dropped"
 
     def move(self, i: int, target: Tensor, at: int | None, u: Tensor, a: float, b: float) -> None:
         """Compute w ← w - u. `whole` is True, so a is 1 and b is 0."""

@@ -147,7 +147,6 @@ def refuse_flat(params: Sequence[Tensor]) -> None:
         return
     if any([is_flat(param) for param in params]):
         raise TypeError(
-            "FullyShardedDataParallel stores parameters as flat pieces, so the norms of the "
-            "parameters are not known: wrap the model with torch.distributed.fsdp.fully_shard "
-            "instead"
+            "FullyShardedDataParallel (FSDP1) is not supported, because it flattens parameters, so "
+            "their norms cannot be computed: use torch.distributed.fsdp.fully_shard (FSDP2) instead"
         )

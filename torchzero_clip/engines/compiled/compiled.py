@@ -67,7 +67,7 @@ class Compiled(Runner):
         if device.type in self.devices:
             return
         if (why := missing(device.type)) is not None:
-            raise RuntimeError(f"compile=True {why}; leave compile out to step without it")
+            raise RuntimeError(f"compile=True {why}. Alternatively, use compile=False")
         if (why := node_by_node(device.type)) is not None:
             warn(f"compile=True {why}")
         self.devices.add(device.type)
@@ -106,11 +106,14 @@ class Compiled(Runner):
             tape = BucketTape(self, key, places, params, grads, WeakKeyDictionary())
             if disjoint([tape.buffers[PARAMETERS], tape.buffers[GRADIENTS]]):
                 return CompiledSession(tape)
-        self._refuse("tensors are complex or share memory: give view_as_real of them, or clones")
+        self._refuse(
+            "some parameters or gradients are complex or share memory: use torch.view_as_real, or "
+            "clone them"
+        )
         return self.eager.open(key, places, params, grads)
 
     def in_turn(self) -> engine.Engine:
-        self._refuse("gradients share memory: give each its own, as p.grad.clone() has")
+        self._refuse("some gradients share memory: replace them by copies, such as p.grad.clone()")
         return self.eager
 
     def step(self, step: Step, through: Through) -> Records:
@@ -123,8 +126,8 @@ class Compiled(Runner):
             chain = ", ".join([repr(link.transform) for link in self.links])
             raise RuntimeError(
                 f"compile=True: Triton could not compile a kernel of the chain {chain} ({error}); "
-                "leave compile out to step without it, or install the version of Triton that "
-                f"torch {torch.__version__} requires"
+                f"install the version of Triton that torch {torch.__version__} requires, or use "
+                "compile=False"
             ) from error
 
     def forget(self, why: str) -> None:
@@ -144,9 +147,12 @@ class Compiled(Runner):
         """Capture all later steps in CUDA graphs. Raise ValueError if steps cannot be captured."""
         if len(devices) > 1 or not all([on_gpu(device, self.backend) for device in devices]):
             where = ", ".join(sorted(map(str, devices)))
-            raise ValueError(f"captured needs parameters on one GPU, and Triton, got {where}")
+            raise ValueError(
+                "captured: all parameters must be on one GPU, and Triton must be installed, got "
+                f"parameters on {where}"
+            )
         if why := "; ".join(impure(self.links)):
-            raise ValueError(f"captured: the steps of this chain differ on the host: {why}")
+            raise ValueError(f"captured: this chain cannot be put into a CUDA graph: {why}")
         self.step_capture = StepCapture()
         self.replays = None
 

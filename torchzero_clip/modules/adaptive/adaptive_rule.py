@@ -30,7 +30,7 @@ class AdaptiveRule(NormRule):
 
     def judge(self) -> Criterion:
         """Return the criterion that computes the limit."""
-        raise NotImplementedError(f"{type(self).__name__} has no judge")
+        raise NotImplementedError(f"{type(self).__name__} must define judge")
 
     def values(self, group: Group) -> Group:
         """Return the live hyperparameters of the criterion."""
@@ -98,6 +98,7 @@ class AdaptiveRule(NormRule):
             or rule.dim not in (self.dim, "global")
         ):
             raise ValueError(
-                f"{type(self).__name__}: warmup must be None or a rule without memory that clips "
-                f"the 2-norm, such as ClipNorm, with dim='global' or dim={self.dim!r}, got {rule!r}"
+                f"{type(self).__name__}: warmup must be None or a transform that clips the 2-norm "
+                "and keeps no state, such as ClipNorm, with dim='global' or "
+                f"dim={self.dim!r}, got {rule!r}"
             )

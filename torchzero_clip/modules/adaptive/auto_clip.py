@@ -69,7 +69,7 @@ class AutoClip(AdaptiveRule):
         if isinstance(self.mode, (int, float)) and not isinstance(self.mode, bool):
             raise TypeError(
                 "AutoClip: mode must be one of ['auto', 'percentile'], got "
-                f"{self.mode!r}: write AutoClip('percentile', percentile={self.mode!r})"
+                f"{self.mode!r}: did you mean AutoClip('percentile', percentile={self.mode!r})?"
             )
         self.require_one_of("mode", ("auto", "percentile"))
         judges = {"window": Quantile(0.95, self.window_size), "ema": EMAQuantile(0.95)}

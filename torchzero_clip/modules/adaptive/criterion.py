@@ -30,7 +30,7 @@ class Criterion(Description):
 
     def init_unit(self) -> dict[str, Any]:
         """Return the state of one unit before its first norm."""
-        raise NotImplementedError(f"{type(self).__name__} has no init_unit")
+        raise NotImplementedError(f"{type(self).__name__} must define init_unit")
 
     def start(self, mean: Tensor, var: Tensor, count: int) -> UnitState:
         """Return the state after `count` warm-up norms with this mean and unbiased variance."""
@@ -38,11 +38,11 @@ class Criterion(Description):
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
         """Return the largest allowed norm of each unit, computed from past norms."""
-        raise NotImplementedError(f"{type(self).__name__} has no limit")
+        raise NotImplementedError(f"{type(self).__name__} must define limit")
 
     def observe(self, norm: Tensor, state: UnitState, group: Group) -> UnitState:
         """Return the new state after the norm of this step."""
-        raise NotImplementedError(f"{type(self).__name__} has no observe")
+        raise NotImplementedError(f"{type(self).__name__} must define observe")
 
 
 def max_clipping(z: Tensor, t: float | Tensor) -> Tensor | float:

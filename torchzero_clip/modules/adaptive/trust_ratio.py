@@ -58,7 +58,7 @@ class TrustRatio(NormRule):
         low, high = self.bounds
         if not isinstance(low, Tensor) and not isinstance(high, Tensor) and low > high:
             raise ValueError(
-                f"TrustRatio: bounds must be (low, high) with low at most high, got {self.bounds!r}"
+                f"TrustRatio: the first of bounds must be at most the second, got {self.bounds!r}"
             )
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:

@@ -58,8 +58,8 @@ class ClipNormByEMA(NormRule):
         super().check()
         if not self.tensorwise and self.dim is not None:
             raise ValueError(
-                f"{type(self).__name__}: tensorwise=False means dim='global'; give one of the two, "
-                f"got dim={self.dim!r} as well"
+                f"{type(self).__name__}: pass either dim or tensorwise=False, which means "
+                f"dim='global', got both, with dim={self.dim!r}"
             )
 
     @property

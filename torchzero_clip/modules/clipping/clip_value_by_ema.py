@@ -57,9 +57,9 @@ class ClipValueByEMA(Transform):
             raise TypeError(f"ClipValueByEMA: ema_tfm must be a Transform or None, got {tfm!r}")
         if dropping(tfm):
             raise ValueError(
-                "ClipValueByEMA: ema_tfm must return a bound for every parameter in every step, "
-                f'got {tfm!r}. Put rules that have target="grad", drop parameters or end the '
-                "step, such as Freeze, Accumulate and guards, before ClipValueByEMA"
+                "ClipValueByEMA: ema_tfm must return a value for every parameter in every step, "
+                f"got {tfm!r}: use Freeze, Accumulate, guards and transforms with "
+                'target="grad" before ClipValueByEMA, not in ema_tfm'
             )
 
     def init(self, param: Tensor) -> dict[str, Tensor]:

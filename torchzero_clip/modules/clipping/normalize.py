@@ -64,8 +64,8 @@ class Normalize(NormRule):
         whole = self.dim is None or pair
         if self.per_shape is not None and not (whole and not self.inverse_dims):
             raise ValueError(
-                f"Normalize: per_shape={self.per_shape!r} needs units that are matrices, dim=None "
-                f"or dim=(-2, -1), got dim={self.dim!r}, inverse_dims={self.inverse_dims}"
+                f"Normalize: per_shape={self.per_shape!r} needs norms of matrices, so dim must be "
+                f"None or (-2, -1), got dim={self.dim!r}, inverse_dims={self.inverse_dims}"
             )
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:

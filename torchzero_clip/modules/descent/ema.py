@@ -47,9 +47,7 @@ class EMA(Transform, Smoothing):
         super().check()
         if self.debias and self.nesterov:
             raise ValueError(
-                "EMA: debias=True and nesterov=True cannot be combined: Nesterov's look-ahead "
-                "mixes the average with the update, so no single factor corrects the bias; use "
-                "one of them"
+                "EMA: debias=True and nesterov=True cannot be combined: use only one of them"
             )
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
@@ -61,12 +59,13 @@ class EMA(Transform, Smoothing):
             return {}
         if not averages_its_buffer(group):
             raise ValueError(
-                f"{BUFFER} of the checkpoint is a sum of gradients, but EMA keeps an average: use "
-                "Momentum instead"
+                f"{BUFFER} in the checkpoint is a sum of gradients, but EMA needs an average: use "
+                "Momentum instead of EMA"
             )
         if self.debias:
             raise ValueError(
-                "the checkpoint has no step count, which EMA(debias=True) needs: use debias=False"
+                "EMA with debias=True needs a step count, but the checkpoint has none: use "
+                "debias=False"
             )
         return {"ema": state[BUFFER]}
 

@@ -53,9 +53,9 @@ def head_factors(heads: Any, rows: int, tau: float, alpha: float, name: str) -> 
     size = rows // max(count, 1)
     if maxima.dim() != 1 or size * count != rows or not 0 <= heads.last <= size:
         raise ValueError(
-            "QKClip: maxima must be a vector with one number per head, the number of heads must "
-            f"divide the {rows} rows of {name!r}, and last must be at most the rows of one head, "
-            f"got shape {tuple(maxima.shape)} and last={heads.last}"
+            f"QKClip: got maxima of shape {tuple(maxima.shape)} and last={heads.last} for {name!r} "
+            f"with {rows} rows. maxima must be a vector with one element per head, the number of "
+            "heads must divide the number of rows, and last must be at most the rows per head"
         )
     if heads.role not in ("query", "key"):
         raise ValueError(f"QKClip: role must be 'query' or 'key', got {heads.role!r}")

@@ -71,8 +71,8 @@ class Momentum(Transform, Smoothing):
     def adopted(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> Mapping[str, Any]:
         if BUFFER in state and averages_its_buffer(group):
             raise ValueError(
-                f"{BUFFER} of the checkpoint is an average of gradients, but Momentum keeps a "
-                "sum: use EMA instead"
+                f"{BUFFER} in the checkpoint is an average of gradients, but Momentum needs a "
+                "sum: use EMA instead of Momentum"
             )
         if state.get(BUFFER) is None:
             return {}
@@ -112,8 +112,8 @@ def check_momentum(rule: Transform) -> None:
         return  # reading the value would synchronize with the device
     if value >= 1:
         name = type(rule).__name__
-        grows = "never shrinks" if value == 1 else "grows by itself"
+        grows = "never decays" if value == 1 else "grows without limit"
         warn(
-            f"{name}: with momentum={value!r} the sum of updates {grows}, and every gradient acts "
-            "forever; a value below 1, such as 0.9, forgets old gradients",
+            f"{name}: momentum should be below 1, such as 0.9, got {value!r}: the sum of past "
+            f"updates {grows}",
         )

@@ -33,8 +33,8 @@ class Project(TensorwiseTransform):
     fn: Callable[[Tensor], Tensor]
 
     impure = (
-        "fn may be any function: write a rule whose update has the formula on lists, such as "
-        "u.tanh(), and which sets pure = True"
+        "fn can be any function: write a Transform with pure = True whose update calls methods of "
+        "TensorList, such as u.tanh()"
     )
 
     place = "end"

@@ -51,7 +51,7 @@ class QKClip(Transform):
     widens = True
     reach = "tensor"
     place = "end"
-    impure = "max_logits is asked in each step for tensors of that step: there is nothing to do"
+    impure = "max_logits returns new tensors in each step"
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         for bucket in buckets:

@@ -61,9 +61,9 @@ class WeightDecay(Transform):
         super().check()
         kinds = [name for name in ("afterwards", "proximal") if getattr(self, name)]
         if kinds and (len(kinds) > 1 or self.cautious or self.follows_lr):
+            others = [x for x in ("proximal", "cautious", "follows_lr") if getattr(self, x)]
             raise ValueError(
-                f"WeightDecay: {kinds[0]}=True cannot be combined with another of "
-                "afterwards=True, proximal=True, cautious=True and follows_lr=True"
+                f"WeightDecay: {kinds[0]}=True cannot be combined with {others[-1]}=True"
             )
 
     @property

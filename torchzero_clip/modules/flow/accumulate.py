@@ -50,8 +50,8 @@ class Accumulate(Transform, Gate):
     leaves = "gradient"
     drops = True
     impure = (
-        "most of its steps do less than others, which the host decides: where memory allows call "
-        "backward() several times, of the loss over their number, before one step()"
+        "most of its steps only add gradients: instead, call backward() several times before one "
+        "step(), with the loss divided by the number of these calls"
     )
 
     def check(self) -> None:

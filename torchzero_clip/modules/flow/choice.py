@@ -65,6 +65,6 @@ class _NoName:
 def _nameless() -> ValueError:
     """Return the error for a choice by name if the parameters have no names."""
     return ValueError(
-        "a parameter is chosen by its name, but has none: pass model.named_parameters() to the "
+        "parameters are selected by name, but have no names: pass model.named_parameters() to the "
         "optimizer instead of model.parameters()"
     )

@@ -77,7 +77,7 @@ class Guard(_StepGuard):
     def _raise(self, buckets: list[Bucket]) -> None:
         """Raise an error with the names of parameters that have NaN or infinity on any rank."""
         step = buckets[0].step
-        step.notes.host("Guard('raise') synchronizes in each step: use 'skip' or 'assert'")
+        step.notes.host("Guard('raise') synchronizes in each step: use 'skip' or 'assert' instead")
         bad = ~torch.isfinite(torch.cat([largest(bucket.u.tensors) for bucket in buckets]))
         if not _anywhere(bad.any(), step.world_size):
             return
@@ -87,7 +87,7 @@ class Guard(_StepGuard):
             for name, place in zip(bucket.names, bucket.cohort.places, strict=True)
         ]
         wrong = [name for name, is_bad in zip(names, bad.tolist(), strict=True) if is_bad]
-        raise RuntimeError(f"Guard: {self.reason} in {wrong or 'another rank'}")
+        raise RuntimeError(f"Guard: {self.reason} in {wrong or 'parameters of another rank'}")
 
 
 def _finite(u: TensorList, state: State, group: Group) -> TensorList:

@@ -32,8 +32,8 @@ class Lambda(TensorwiseTransform):
     fn: Callable[[Tensor], Tensor]
 
     impure = (
-        "fn may be any function: write a rule whose update has the formula on lists, such as "
-        "u.tanh(), and which sets pure = True"
+        "fn can be any function: write a Transform with pure = True whose update calls methods of "
+        "TensorList, such as u.tanh()"
     )
 
     def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:

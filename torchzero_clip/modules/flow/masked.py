@@ -72,7 +72,8 @@ def check_outer(rule: Transform) -> None:
     """Raise ValueError if the outer rule sets `target`. Only inner transforms may set `target`."""
     if rule.target != "update":
         raise ValueError(
-            f"{type(rule).__name__}: give target to the transforms inside, got {rule.target!r}"
+            f"{type(rule).__name__}: target must be 'update', got {rule.target!r}: pass target to "
+            "the transforms inside"
         )
 
 
@@ -81,7 +82,6 @@ def check_keeps(rule: Transform, name: str, tfm: Transform) -> None:
     if dropping(tfm):
         raise ValueError(
             f"{type(rule).__name__}: {name} must return an update for every parameter in every "
-            f'step, got {getattr(rule, name)!r}. Put rules that have target="grad", drop '
-            "parameters or end the step, such as Freeze, Accumulate and guards, before "
-            f"{type(rule).__name__}"
+            f"step, got {getattr(rule, name)!r}: use Freeze, Accumulate, guards and transforms "
+            f'with target="grad" before {type(rule).__name__}, not in {name}'
         )

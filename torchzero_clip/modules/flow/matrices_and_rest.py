@@ -41,8 +41,8 @@ def matrices_and_rest(model: nn.Module, head: str | None = None) -> dict[str, st
     embeddings = [m for m in modules.values() if isinstance(m, EMBEDDINGS)]
     if head is not None and head not in modules:
         raise ValueError(
-            f"matrices_and_rest: the model has no module {head!r} to be the head; it has "
-            f"{[name for name in modules if name]}"
+            f"matrices_and_rest: head must be the name of a module of the model, got {head!r}; the "
+            f"names are {[name for name in modules if name]}"
         )
     heads = _heads(model) if head is None else [modules[head]]
     rest = {id(p) for m in [*embeddings, *heads] for p in m.parameters()}

@@ -44,8 +44,8 @@ class Noise(Transform):
 
     widens = True
     impure = (
-        "it draws from a generator in each step, where a replay would draw nothing, and a "
-        "subclass cannot change that: leave compile out, or Noise"
+        "it draws new random numbers from a generator in each step: use compile=False, or remove "
+        "Noise"
     )
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:

@@ -49,7 +49,7 @@ class Parallel(Transform):
         inner = self.transforms.items() if isinstance(self.transforms, Mapping) else []
         if not inner or not all(isinstance(tfm, Transform) for _, tfm in inner):
             raise TypeError(
-                "Parallel: transforms must be a dict of name and Transform, got "
+                "Parallel: transforms must be a dict from names to transforms, got "
                 f"{self.transforms!r}"
             )
         check_outer(self)

@@ -54,11 +54,11 @@ class Partition(Transform, Routing):
         if isinstance(self.labels, Mapping):
             check_patterns(self, "labels")
         elif not callable(self.labels):
-            raise TypeError(f"Partition: labels must be a function, got {self.labels!r}")
+            raise TypeError(f"Partition: labels must be a function or a dict, got {self.labels!r}")
         inner = self.transforms.values() if isinstance(self.transforms, Mapping) else [None]
         if not all(isinstance(tfm, Transform) for tfm in inner):
             raise TypeError(
-                "Partition: transforms must be a dict of label and Transform, got "
+                "Partition: transforms must be a dict from labels to transforms, got "
                 f"{self.transforms!r}"
             )
         check_outer(self)
@@ -92,8 +92,8 @@ class Partition(Transform, Routing):
             label = self.labels(name, p)
         if label not in self.transforms:
             raise ValueError(
-                f"Partition: labels gave {label!r} for parameter {name!r} of shape "
-                f"{tuple(p.shape)}; the labels are {list(self.transforms)}"
+                f"Partition: labels must return one of {list(self.transforms)}, got {label!r} for "
+                f"parameter {name!r} of shape {tuple(p.shape)}"
             )
         return label
 
@@ -102,10 +102,12 @@ class Partition(Transform, Routing):
         assert isinstance(self.labels, Mapping)
         if name and (key := by_name(self.labels, name)) is not None:
             return self.labels[key]
-        way = "add one" if name else "pass model.named_parameters() to the optimizer"
+        way = "pass model.named_parameters() to the optimizer"
+        if name:
+            way = f"add a key for it; the keys are {_first_keys(self.labels)}"
         raise ValueError(
-            f"Partition: no name or regular expression of labels is found in {name!r}, the name of "
-            f"a parameter of shape {tuple(p.shape)}: {way}; labels has {_first_keys(self.labels)}"
+            f"Partition: no key of labels matches the name {name!r} of a parameter of shape "
+            f"{tuple(p.shape)}: {way}"
         )
 
 

@@ -66,7 +66,7 @@ class Reset(Transform):
         if not isinstance(self.keep, (tuple, list)) or not all(
             isinstance(name, str) for name in self.keep
         ):
-            raise TypeError(f"Reset: keep must be names of state, got {self.keep!r}")
+            raise TypeError(f"Reset: keep must be a sequence of names of state, got {self.keep!r}")
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         count_step(buckets, by=0)
@@ -102,7 +102,7 @@ class Reset(Transform):
 
     def _reset(self, bucket: Bucket) -> None:
         """Reset all state of the inner rule, also for parameters without a gradient."""
-        bucket.step.notes.made(f"{bucket.bound.path} restarts in this step")
+        bucket.step.notes.made(f"{bucket.bound.path} resets state in this step")
         states = bucket.step.states or {}
         for link in bucket.bound.walk():
             if link is bucket.bound or not link.transforms:

@@ -34,7 +34,7 @@ class SkipLarge(_StepGuard):
     max_consecutive: Count | None = None
 
     clips = True
-    reason = "norms above the limit"
+    reason = "gradient norms above max_norm"
     pure = True
 
     def judge(self, seen: _Seen, state: UnitState, group: Group) -> Tensor:

@@ -52,7 +52,7 @@ class _StepGuard(Transform):
 
     def judge(self, seen: _Seen, state: UnitState, group: Group) -> Tensor:
         """Return 0 to do the step, or a constant above 0: the reason to skip the step."""
-        raise NotImplementedError(f"{type(self).__name__} has no judge")
+        raise NotImplementedError(f"{type(self).__name__} must define judge")
 
     def remember(self, seen: _Seen, bad: Tensor, state: UnitState) -> UnitState:
         """Return the new state after the step, except for the counts."""
@@ -143,7 +143,8 @@ class _StepGuard(Transform):
         most: int | None = getattr(self, "max_consecutive", None)
         if most is None:
             return
-        message = f"{type(self).__name__}: {{}} steps in a row had {self.reason}"
+        why = f"steps in a row were skipped because of {self.reason}"
+        message = f"{type(self).__name__}: {{}} {why}"
         if torch.compiler.is_compiling():
             assert_async(consecutive[0] < most, message.format(most))
             return

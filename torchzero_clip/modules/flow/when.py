@@ -36,8 +36,8 @@ class When(Transform, Sometimes):
     inner = "chain"
     reach = "tensor"
     impure = (
-        "its condition is computed on the host in each step: if a schedule of a hyperparameter, "
-        "such as max_norm, does the same, use the schedule"
+        "its condition is computed in Python in each step: if possible, use a schedule of a "
+        "hyperparameter, such as max_norm, instead"
     )
 
     def check(self) -> None:

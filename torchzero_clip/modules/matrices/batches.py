@@ -12,7 +12,7 @@ from torch import Tensor
 from torchzero_clip.core import Transform, Units
 from torchzero_clip.core.stacks import MOST_ON_CPU, batches, in_order
 
-PRODUCTS = "its products of matrices take the step's time, replayed or not: there is nothing to do"
+PRODUCTS = "its matrix products take most of the time, and a replay would not make them faster"
 BATCH_ELEMENTS = 2**24  # the largest batch, because a function allocates several times its memory
 
 

@@ -16,7 +16,7 @@ def check_links(links: Sequence[Transform]) -> None:
     """Raise an error unless the links are a basis and rules whose state can be rotated."""
     if len(links) < 2 or not isinstance(links[0], SOAPBasis):
         raise TypeError(
-            "InBasis: links must be a basis and transforms, such as InBasis(SOAPBasis(), "
+            "InBasis: pass a basis and at least one transform, such as InBasis(SOAPBasis(), "
             f"Adam()), got {links!r}"
         )
     for link in links[1:]:
@@ -26,11 +26,14 @@ def check_links(links: Sequence[Transform]) -> None:
 def _check_inside(link: Transform) -> None:
     """Raise an error if a link drops parameters, or has state that cannot be rotated."""
     if not isinstance(link, Transform):
-        raise TypeError(f"InBasis: links must be transforms, such as Adam(), got {link!r}.")
+        raise TypeError(
+            "InBasis: all arguments after the basis must be transforms, such as Adam(), got "
+            f"{link!r}"
+        )
     for drops in dropping(link):
         raise ValueError(
-            "InBasis: links must return an update for every parameter in every step: put "
-            f"{type(drops).__name__} before it"
+            "InBasis: transforms must return an update for every parameter in every step, got "
+            f"{type(drops).__name__}: put it before InBasis"
         )
     for tfm in link.walk():
         if isinstance(tfm, Transform):
@@ -46,8 +49,7 @@ def _check_state(tfm: Transform) -> None:
     fixed: Any = [name for name in elementwise if kinds.get(name) not in ("linear", "squares")]
     if fixed or (isinstance(tfm, TensorwiseTransform) and tfm.keeps_matrices):
         raise TypeError(
-            f"InBasis: {type(tfm).__name__} keeps {fixed or 'state of matrices'}, which "
-            "InBasis cannot rotate to a new basis: set state_kinds = {name: kind} in the class, "
-            'with "linear" for state that is linear in the update, and "squares" for averages of '
-            "its squares"
+            f"InBasis: {type(tfm).__name__} has the state {fixed or 'of matrices'}, which "
+            "cannot be rotated to a new basis. Set state_kinds = {name: kind} in the class. The "
+            'kind is "linear" for averages of the update, and "squares" for averages of its squares'
         )

@@ -10,8 +10,8 @@ DECAY = 1e-3  # after it, the share of steps with a lesson falls by the factor e
 SMALLEST_SHARE = 0.03
 LAST_DISTANCE = math.ceil(1 / SMALLEST_SHARE)
 RHYTHM = (
-    f"in each of the first {FLAT_STEPS + 1} steps, then ever more seldom, at last every "
-    f"{LAST_DISTANCE}"
+    f"in each of the first {FLAT_STEPS + 1} steps, then less and less often, and finally every "
+    f"{LAST_DISTANCE} steps"
 )
 
 

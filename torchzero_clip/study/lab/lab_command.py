@@ -18,36 +18,37 @@ def command(argv: Sequence[str]) -> Iterator[str]:
     """Yield the lines that the command prints. The page is served before the last line."""
     parser = argparse.ArgumentParser(
         "python -m torchzero_clip lab",
-        description="A page on this machine: what rules would have done to the norms of a run.",
+        description="Open a page in your browser that shows what clipping rules would have done to "
+        "the norms of a recorded run.",
     )
     add = parser.add_argument
     add(
         "run",
         nargs="?",
         type=Path,
-        help="a file with a column such as grad_norm: CSV or JSON lines, as of Recorder.to_csv, "
-        "TensorBoard or Weights & Biases; without it, recorded runs",
+        help="a CSV or JSON lines file with a column such as grad_norm, for example from "
+        "Recorder.to_csv, TensorBoard or Weights & Biases. By default, the page shows example runs",
     )
-    add("--norms", help="the column of the norms")
-    add("--follow", action="store_true", help="the run is on its way: look for more of it")
-    add("--port", type=int, default=0, help="of this machine; by default any that is free")
-    add("--no-browser", action="store_true", help="print the address, and open no browser")
+    add("--norms", help="the name of the column with the norms")
+    add("--follow", action="store_true", help="keep reading the file while the run continues")
+    add("--port", type=int, default=0, help="the port of the page; by default any free port")
+    add("--no-browser", action="store_true", help="print the address, but do not open a browser")
     options = parser.parse_args(argv)
     if options.follow and options.run is None:
-        parser.error("--follow needs the file of a run, such as run.csv")
+        parser.error("--follow requires a file, such as run.csv")
     try:
         session = LabSession(options.run, options.norms, options.follow)
         server = LabServer(session, options.port)
     except (OSError, TypeError, ValueError, OverflowError) as error:
         parser.error(str(error).removeprefix("Trace: "))
     with server:
-        yield f"The lab is at {server.url}"
+        yield f"The lab is running at {server.url}"
         if options.no_browser or not (opens_windows() and webbrowser.open(server.url)):
             yield "Open this address in a browser on this machine."
-        yield "It ends when its page is closed, or with Ctrl-C."
+        yield "To stop it, close the page or press Ctrl-C."
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever(poll_interval=0.1)
-    yield "The page was closed."
+    yield "The lab has stopped."
 
 
 def opens_windows() -> bool:

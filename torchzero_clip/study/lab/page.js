@@ -75,14 +75,14 @@ async function read(version) {
   run.marks = [...run.marks.filter(([i]) => i < told.from), ...told.marks];
   if (anew) run.bad = new Set(told.spikes);
   else told.spikes.filter((i) => i >= told.from).forEach((i) => run.bad.add(i));
-  const row = told.stride > 1 ? ", a row in " + told.stride : "";
+  const row = told.stride > 1 ? ", one row for " + told.stride + " steps" : "";
   const follow = told.follows ? " so far" : "";
   $("facts").textContent =
     `${told.steps.toLocaleString("en")} rows${follow}${row}${told.units > 1 ? ` of ${told.units} tensors` : ""}. ` +
     `The median norm is ${labShort(told.median)}, 99 % are below ${labShort(told.high)}, ` +
     `the largest is ${labShort(told.largest)}.` +
-    (told.broken ? ` ${told.broken.toLocaleString("en")} are infinite or no number.` : "") +
-    (told.lost ? ` Rounding lost ${labShort(100 * told.lost)} % of the updates, since weights are in half precision.` : "");
+    (told.broken ? ` ${told.broken.toLocaleString("en")} are infinite or NaN.` : "") +
+    (told.lost ? ` Rounding lost ${labShort(100 * told.lost)} % of the updates, because weights are in half precision.` : "");
   $("columns-label").hidden = told.columns.length < 2;
   options($("columns"), told.columns, told.column);
   if (anew || all || view.to > run.steps) whole();
@@ -143,7 +143,7 @@ function readBad() {
   const found = new Set();
   for (const part of $("bad").value.split(/[,;\s]+/).filter(Boolean)) {
     const match = /^(\d+)(?:-(\d+))?$/.exec(part);
-    if (!match) return complain(new Error(`bad steps: wanted is a step or two with a dash between, got ${part}`));
+    if (!match) return complain(new Error(`bad steps must be steps or ranges, such as 120, 340-350, got ${part}`));
     const [a, b] = [+match[1], +(match[2] ?? match[1])];
     for (let i = place(a); i < run.steps && run.numbers[i] <= b; i++) if (run.numbers[i] >= a) found.add(i);
   }
@@ -173,7 +173,7 @@ function goOn(from) {
 // ---------------------------------------------------------------- rules
 
 async function start(text) {
-  if (cards.length >= 6) throw new Error("there is room for six rules: take one away first");
+  if (cards.length >= 6) throw new Error("at most six rules can be compared: remove one first");
   const used = new Set(cards.map((card) => card.look));
   const look = [0, 1, 2, 3, 4, 5].find((i) => !used.has(i));
   const card = { id: ++serial, look, text, path: [], have: 0, waiting: null, busy: false };
@@ -223,13 +223,13 @@ function build(card) {
   card.copied.setAttribute("role", "status");
   const copy = element("button", { type: "button", className: "main", textContent: "Copy this chain" });
   copy.setAttribute("aria-describedby", `${id}-text`);
-  const away = element("button", { type: "button", textContent: "Take away" });
-  away.setAttribute("aria-label", `Take rule ${card.label} away`);
+  const away = element("button", { type: "button", textContent: "Remove" });
+  away.setAttribute("aria-label", `Remove rule ${card.label}`);
   card.element = element(
     "section",
     { className: `card frame rule${card.look}` },
     element("h3", {}, element("span", { textContent: `Rule ${card.label}` }), away),
-    element("label", { htmlFor: card.input.id, textContent: "as in Python" }),
+    element("label", { htmlFor: card.input.id, textContent: "rule as Python code" }),
     card.input, card.wrong, card.sliding, card.shown, card.halt, card.hint, card.code,
     element("div", { className: "row" }, copy, card.copied),
   );
@@ -244,7 +244,7 @@ function build(card) {
       card.copied.textContent = "copied";
     } catch {
       getSelection().selectAllChildren(card.code);
-      card.copied.textContent = "marked: copy it with Ctrl+C";
+      card.copied.textContent = "selected: copy it with Ctrl+C";
     }
     setTimeout(() => (card.copied.textContent = ""), 3000);
   });
@@ -381,13 +381,13 @@ function results() {
 function showProgress(card) {
   const ready = card.have >= run.steps, known = card.preview || card.summary, parts = [];
   const long = card.seconds > 2 || card.preview;
-  if (card.preview) parts.push(`as one row in ${card.preview.every.toLocaleString("en")} has it`);
-  else if (!ready) parts.push(`of the first ${card.have.toLocaleString("en")}`);
+  if (card.preview) parts.push(`estimated from one row in ${card.preview.every.toLocaleString("en")}`);
+  else if (!ready) parts.push(`only the first ${card.have.toLocaleString("en")}`);
   if (card.stopped) parts.push(`stopped after ${card.have.toLocaleString("en")}`);
-  else if (!ready && long) parts.push(`all in about ${labTime(card.seconds)}`);
+  else if (!ready && long) parts.push(`complete in about ${labTime(card.seconds)}`);
   card.shown.textContent = known ? [`clips ${share(card)} of the steps`, ...parts].join(", ") : "";
   card.halt.hidden = ready || !(card.stopped || long);
-  card.halt.textContent = card.stopped ? "Go on" : "Stop";
+  card.halt.textContent = card.stopped ? "Continue" : "Stop";
   card.halt.setAttribute("aria-label", `${card.halt.textContent} with rule ${card.label}`);
 }
 
@@ -400,7 +400,7 @@ function say() {
   clearTimeout(saying);
   saying = setTimeout(() => {
     const told = cards.map((card) => `${card.text} clips ${share(card)} of the steps`);
-    $("said").textContent = `The norms of ${run.steps} steps, and of each rule its limit and what it clips. ${told.join(". ")}.`;
+    $("said").textContent = `The norms of ${run.steps} steps, and the threshold and the clipped steps of each rule. ${told.join(". ")}.`;
     const chosen = cards.findIndex((card) => card.chosen);
     if (chosen >= 0) $("status").textContent = told[chosen];
   }, 600);
@@ -413,7 +413,7 @@ function largest() {
     order.push(i);
     order.sort(before).splice(10);
   });
-  const head = ["step", "bad", "norm", ...cards.map((card) => `left by ${card.label}`)];
+  const head = ["step", "bad", "norm", ...cards.map((card) => `after ${card.label}`)];
   $("largest").tHead.replaceChildren(
     element("tr", {}, ...head.map((name) => element("th", { scope: "col", textContent: name }))),
   );
@@ -464,9 +464,9 @@ $("picture").addEventListener("pointermove", (event) => {
   const i = nearest(event);
   const parts = cards.filter((card) => i < card.have).map((card) => {
     const limit = card.limit[i] < Infinity ? `, limit ${labShort(card.limit[i])}` : ", no limit";
-    return `${card.label} leaves ${labShort(card.left[i])}${limit}`;
+    return `after ${card.label} ${labShort(card.left[i])}${limit}`;
   });
-  const words = { skipped: () => "skipped", back: (n) => `behind a way back of ${n} steps`, left_out: (n) => `${n} batches left out` };
+  const words = { skipped: () => "skipped", back: (n) => `after a rollback of ${n} steps`, left_out: (n) => `${n} batches skipped` };
   parts.unshift(...run.marks.filter(([k]) => k === i).map(([, what, n]) => words[what](n)));
   $("readout").textContent = [`Step ${run.numbers[i].toLocaleString("en")}: norm ${labShort(run.norms[i])}`, ...parts].join("; ");
 });
@@ -519,5 +519,5 @@ events.onmessage = (event) => {
 events.onerror = () => {
   events.close();
   $("alert").dataset.ended = "1";
-  complain(new Error("The program has ended; what is here stays, and no longer moves."));
+  complain(new Error("The program has stopped, so this page no longer updates."));
 };

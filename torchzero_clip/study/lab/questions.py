@@ -26,11 +26,11 @@ class Question:
         try:
             fields = json.loads(body)
         except (ValueError, RecursionError, MemoryError):  # the last two: too deep nesting
-            raise ValueError(
-                "lab: a question must be an object in JSON, got something else"
-            ) from None
+            raise ValueError("lab: the body of a request must be a JSON object") from None
         if not isinstance(fields, dict):
-            raise ValueError(f"lab: a question must be an object in JSON, got {shown(fields)}")
+            raise ValueError(
+                f"lab: the body of a request must be a JSON object, got {shown(fields)}"
+            )
         self._fields: dict[str, Any] = fields
 
     def __contains__(self, field: str) -> bool:
@@ -40,21 +40,21 @@ class Question:
         """Return a text of limited length."""
         value = self._fields.get(field, default)
         if not isinstance(value, str) or len(value) > TEXT_LENGTH:
-            raise self._wrong(field, f"a text of at most {TEXT_LENGTH} letters")
+            raise self._wrong(field, f"a string of at most {TEXT_LENGTH} characters")
         return value
 
     def whole(self, field: str, default: int | None = None) -> int:
         """Return an integer that is not negative."""
         value = self._fields.get(field, default)
         if not is_whole(value):
-            raise self._wrong(field, f"a whole number from 0 to {LARGEST_INTEGER}")
+            raise self._wrong(field, f"an integer from 0 to {LARGEST_INTEGER}")
         return value
 
     def wholes(self, field: str) -> list[int]:
         """Return a list of integers that are not negative. The default is an empty list."""
         value = self._fields.get(field, [])
         if not isinstance(value, list) or not all(map(is_whole, value)):
-            raise self._wrong(field, f"a list of whole numbers from 0 to {LARGEST_INTEGER}")
+            raise self._wrong(field, f"a list of integers from 0 to {LARGEST_INTEGER}")
         return value
 
     def path(self, field: str) -> list[str | int]:
@@ -62,7 +62,7 @@ class Question:
         value = self._fields.get(field, [])
         is_short_list = isinstance(value, list) and len(value) <= PATH_LENGTH
         if not is_short_list or not all(isinstance(x, str) or is_whole(x) for x in value):
-            raise self._wrong(field, f"a list of at most {PATH_LENGTH} names and whole numbers")
+            raise self._wrong(field, f"a list of at most {PATH_LENGTH} names and integers")
         return list(value)
 
     def _wrong(self, field: str, wanted: str) -> ValueError:

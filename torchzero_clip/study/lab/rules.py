@@ -168,8 +168,8 @@ def check_counts(rule: Description) -> None:
             check_counts(value)
         elif type(value) is int and value > LONGEST_WINDOW and field.name not in rule.live:
             raise ValueError(
-                f"lab: {field.name} of {type(rule).__name__} may be at most {LONGEST_WINDOW} here, "
-                f"got {value}"
+                f"lab: {field.name} of {type(rule).__name__} must be at most {LONGEST_WINDOW}, got "
+                f"{value}"
             )
 
 

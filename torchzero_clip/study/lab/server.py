@@ -185,7 +185,7 @@ class LabHandler(BaseHTTPRequestHandler):
             self._check_origin()
             base = self.server.base
             if not self.path.startswith(base) or self.path[len(base) :] not in routes:
-                raise Refusal(404, "there is no such page")
+                raise Refusal(404, "the lab has no page at this address")
             routes[self.path[len(base) :]]()
         except Refusal as refusal:
             self.send_error(refusal.status, str(refusal))
@@ -194,7 +194,7 @@ class LabHandler(BaseHTTPRequestHandler):
         except REQUEST_ERRORS as error:
             self._fail(400, message_of(error))
         except Exception as error:  # a defect, which the page must show, too
-            self._fail(500, f"the lab failed: {type(error).__name__}: {error}")
+            self._fail(500, f"an error in the lab: {type(error).__name__}: {error}")
 
     def _fail(self, status: int, message: str) -> None:
         """Send an error message. If the answer has begun, the message is the last line."""
@@ -208,10 +208,10 @@ class LabHandler(BaseHTTPRequestHandler):
         """Raise an error unless the request comes from the page itself, on this machine."""
         own_hosts = [f"{name}:{self.server.port}" for name in (HOST, "localhost")]
         if self.headers.get_all("Host") not in [[name] for name in own_hosts]:
-            raise Refusal(403, "this page is for the browser on its own machine")
+            raise Refusal(403, "the lab accepts requests from a browser on the same machine only")
         origin = self.headers.get("Origin")
         if origin is not None and origin not in [f"http://{name}" for name in own_hosts]:
-            raise Refusal(403, "another page may not ask here")
+            raise Refusal(403, "the lab does not accept requests from other web pages")
 
     # ------------------------------------------------------------------ answers
 
@@ -274,18 +274,19 @@ class LabHandler(BaseHTTPRequestHandler):
             limit: The largest number of bytes.
         """
         if self.headers.get("Content-Type") != kind:
-            raise Refusal(415, f"wanted is {kind}")
+            raise Refusal(415, f"Content-Type must be {kind}")
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()) or "Transfer-Encoding" in self.headers:
-            raise Refusal(411, "wanted is a Content-Length")
+            raise Refusal(411, "the request must have a Content-Length")
         if len(length) > 12 or int(length) > limit:
-            raise Refusal(413, f"at most {limit} bytes are accepted")
+            raise Refusal(413, f"the request must have at most {limit} bytes")
         try:
             body = self.rfile.read(int(length))
         except TimeoutError:
-            raise Refusal(408, f"{length} bytes did not come in {self.timeout} seconds") from None
+            why = f"the {length} bytes of the request did not arrive in {self.timeout} seconds"
+            raise Refusal(408, why) from None
         if len(body) < int(length):
-            raise Refusal(400, f"Content-Length is {length} bytes, got {len(body)}")
+            raise Refusal(400, f"the request must have {length} bytes, got {len(body)}")
         return body
 
     # ------------------------------------------------------------------ sending

@@ -105,13 +105,13 @@ class LabSession:
         """Show a recorded run."""
         files = recorded()
         if run not in files:
-            raise ValueError(f"lab: there is no recorded run {run!r}; there are {[*files]}")
+            raise ValueError(f"lab: the example run must be one of {[*files]}, got {run!r}")
         self.take(files[run].read_bytes(), run)
 
     def column(self, norms: str) -> None:
         """Show other norms of the same file."""
         if self._log is None:
-            raise ValueError("lab: there is no file yet")
+            raise ValueError("lab: choose a run first")
         with self._lock:
             trace = Trace.from_log(self._log, norms)
             self._norms = norms
@@ -195,13 +195,14 @@ class LabSession:
         if path:
             live = dict(rules.numbers(rule))
             if tuple(path) not in live:
-                raise ValueError(f"lab: {rule!r} has no hyperparameter at {path}; it has {[*live]}")
+                raise ValueError(f"lab: path must be one of {[*live]} for {rule!r}, got {path}")
             rule = rules.moved(rule, tuple(path), number(value))
         note = ""
         if len(trace.names) == 1 and rule.scope in (None, "layer"):
             note = (
-                "This run has one norm. In a training this rule acts on the norm of each "
-                f"{rule.scope or 'tensor'}: for what you see here, write dim='global'."
+                "This file has one norm per step, so the rule is applied to that norm here. In "
+                f"training, this rule is applied to each {rule.scope or 'tensor'}. For one norm in "
+                "training too, write dim='global'."
             )
         used = {"attach", *(type(part).__name__ for part in rule.walk())}
         imported = ", ".join(sorted(used, key=str.lower))
@@ -252,7 +253,7 @@ class LabSession:
 
     def _trace(self) -> Trace:
         if self.trace is None:
-            raise ValueError("lab: the run has no steps yet")
+            raise ValueError("lab: the file has no steps yet")
         return self.trace
 
     def _rule(self, text: str) -> NormRule:
@@ -379,4 +380,4 @@ def number(text: str) -> float | None:
     try:
         return None if text.strip().lower() in ("", "none") else float(text)
     except ValueError:
-        raise ValueError(f"lab: wanted must be a number, got {text!r}") from None
+        raise ValueError(f"lab: the value must be a number, got {text!r}") from None

@@ -230,7 +230,7 @@ def together(rule: NormRule, others: Sequence[NormRule], units: int, steps: int)
     size = units * state_size(rule)
     if size > NUMBERS_REMEMBERED:
         raise ValueError(
-            f"lab: {rule!r} stores {size:,} numbers for this run, but the lab has room for "
+            f"lab: {rule!r} would store {size:,} numbers for this run, but the limit of the lab is "
             f"{NUMBERS_REMEMBERED:,}: use a shorter window"
         )
     different = {repr(other): other for other in others if repr(other) != repr(rule)}

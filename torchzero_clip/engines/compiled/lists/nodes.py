@@ -98,8 +98,9 @@ class Nodes:
         each = x.tensors if isinstance(x, TensorList) else x
         if len(each) != self.count:
             raise ValueError(
-                f"a list must have one entry for each of the {self.count} tensors, got "
-                f"{len(each)}: give a number, or a 0-dim tensor, for all"
+                f"a list operand must have one element for each of the {self.count} tensors in the "
+                f"TensorList, got {len(each)}. To use one value for all tensors, pass a number or "
+                "a 0-dim tensor"
             )
         if not any([isinstance(t, Tensor) for t in each]):
             return self._vector(numbers([float(t) for t in each], self.device))
@@ -132,8 +133,9 @@ class Nodes:
         """Record a vector of numbers or flags."""
         if kind == "vector" and x.shape != (self.count,):
             raise ValueError(
-                f"a vector must have one number for each of the {self.count} tensors of the "
-                f"list, got shape {tuple(x.shape)}: give a number, or a 0-dim tensor, for all"
+                f"a vector operand must have one element for each of the {self.count} tensors in "
+                f"the TensorList, got shape {tuple(x.shape)}. To use one value for all tensors, "
+                "pass a number or a 0-dim tensor"
             )
         if x.is_complex():
             return None

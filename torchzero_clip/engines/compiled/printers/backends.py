@@ -51,7 +51,7 @@ def on_cpu(device: torch.device, name: str) -> bool:
 def missing(kind: str) -> str | None:
     """Return an error message if the engine cannot work on a type of device, else None."""
     if kind not in (*NEEDS, *OTHERS):
-        return f"works for parameters on cpu, cuda, xpu and mps, got some on {kind}"
+        return f"supports parameters on cpu, cuda, xpu and mps, got a parameter on {kind}"
     if kind in OTHERS or WINDOWS or _compiles(kind):
         return None
     return f"needs {NEEDS[kind]}"
@@ -62,8 +62,8 @@ def node_by_node(kind: str) -> str | None:
     if kind in NEEDS and _compiles(kind):
         return None
     return (
-        f"has no kernels for parameters on {kind} here: recorded steps run operator by operator, "
-        "and leaving compile out is as fast"
+        f"cannot compile kernels for parameters on {kind} here, so steps are not faster than with "
+        "compile=False"
     )
 
 

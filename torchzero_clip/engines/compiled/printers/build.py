@@ -46,8 +46,8 @@ def compiler() -> list[str] | None:
         words = shlex.split(variable)
     except ValueError as error:
         raise RuntimeError(
-            f"the environment variable CXX must be a command, as in CXX=g++, got {variable!r}: "
-            f"{error}"
+            "the environment variable CXX must be the command of a C++ compiler, for example g++, "
+            f"got {variable!r}: {error}"
         ) from None
     for name in words[:1] or ["g++", "c++", "clang++"]:
         if shutil.which(name):
@@ -69,8 +69,8 @@ def function(text: str, flags: str | None = None) -> Any:
     except (OSError, AttributeError, subprocess.CalledProcessError) as error:
         why = getattr(error, "stderr", None) or str(error)
         warn(
-            f"{shlex.join(command)} could not build a kernel, so its operators run one by one, "
-            f"which is slower: {why.strip()[-500:]}",
+            "compile=True: the C++ compiler failed, so steps are slower. Command: "
+            f"{shlex.join(command)} Error: {why.strip()[-500:]}",
         )
         return None
 
@@ -118,7 +118,7 @@ def _build(text: str, command: list[str], path: Path) -> Path:
         order = [*command, f"-I{INCLUDES}", str(page), "-o", str(library)]
         subprocess.run(order, capture_output=True, text=True, errors="replace", check=True)
         if not library.is_file():
-            raise OSError("it ended without an error, and without a library")
+            raise OSError("the compiler reported no error, but wrote no file")
         library.chmod(0o700)
         with library.open("rb") as file:
             os.fsync(file.fileno())  # the rename could reach the disk before the content does
@@ -149,8 +149,8 @@ def _folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="torchzero_clip_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     warn(
-        f"compiled kernels are not cached for the next process: {why}; set the environment "
-        "variable TORCHZERO_CLIP_CACHE to a folder of your own",
+        f"compiled kernels are not cached on disk: {why}. Set the environment variable "
+        "TORCHZERO_CLIP_CACHE to a folder that only you can write to",
     )
     return folder
 
@@ -159,9 +159,9 @@ def _refused(folder: Path) -> str | None:
     """Return the reason why libraries must not be stored in a folder, or None."""
     status = folder.stat()
     if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
-        return f"{folder} belongs to another user, so libraries of that user would run here"
+        return f"the folder {folder} belongs to another user"
     if status.st_mode & WRITABLE_BY_OTHERS:
-        return f"others can write to {folder}, so their libraries would run here (chmod go-w it)"
+        return f"other users can write to the folder {folder} (chmod go-w changes that)"
     return None if os.access(folder, os.W_OK) else f"{folder} cannot be written to"
 
 

@@ -125,7 +125,7 @@ def _check(kernel: TritonKernel, arguments: Sequence[Any]) -> None:
     devices = {x.device for x in arguments if isinstance(x, Tensor)}
     if len(devices) > 1:
         raise TypeError(
-            f"{kernel.name} needs tensors on one device, got {sorted(map(str, devices))}"
+            f"{kernel.name}: all tensors must be on one device, got {sorted(map(str, devices))}"
         )
     for (name, kind), x in zip(kernel.signature.items(), arguments, strict=True):
         if isinstance(x, Tensor):
@@ -135,4 +135,4 @@ def _check(kernel: TritonKernel, arguments: Sequence[Any]) -> None:
             fits = kind == "i32" and type(x) is int and 0 <= x < 2**31
             got = repr(x)
         if not fits:
-            raise TypeError(f"{kernel.name} takes a contiguous {kind} as {name}, got {got}")
+            raise TypeError(f"{kernel.name}: {name} must be a contiguous {kind}, got {got}")

@@ -140,9 +140,9 @@ class Trial:
             return True
         WRONG.add(self._kind)
         warn(
-            "compile=True: a kernel does not compute the same as torch's operators "
-            f"({', '.join(self._words)}): from now on, steps run operator by operator, which is "
-            f"slower; please send us {page}"
+            "compile=True: a compiled kernel gave other results than PyTorch's operators "
+            f"({', '.join(self._words)}). PyTorch's operators are used from now on, so steps are "
+            f"slower. Please report this as a bug, and attach the file {page}"
         )
         return False
 

@@ -40,7 +40,7 @@ class Region(NamedTuple):
         """Return the region broadcast to a shape. As in torch, the last dims are aligned."""
         missing = len(shape) - len(self.shape)
         if any([n not in (1, wide) for n, wide in zip(self.shape, shape[missing:], strict=True)]):
-            raise ValueError(f"{self.shape} does not broadcast to {tuple(shape)}")
+            raise ValueError(f"the shape {self.shape} cannot be broadcast to {tuple(shape)}")
         dims = zip(self.shape, self.strides, strict=True)
         strides = [step if n > 1 else 0 for n, step in dims]
         return self._replace(shape=tuple(shape), strides=(*[0] * missing, *strides))

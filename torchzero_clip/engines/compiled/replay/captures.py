@@ -19,8 +19,12 @@ from torchzero_clip.engines.compiled.printers.pointer_tables import TABLES
 
 MOVES_BEFORE_WARNING = 3  # steps in a row whose gradients or loss are at new addresses
 KEEP = (
-    ("gradients", "keep their memory with opt.zero_grad(set_to_none=False), or capture them too"),
-    ("losses", "report one tensor that every step writes, as kept.copy_(loss)"),
+    (
+        "gradients",
+        "keep the memory of gradients with opt.zero_grad(set_to_none=False), or capture the "
+        "backward pass too",
+    ),
+    ("losses", "copy each loss into the same tensor with kept.copy_(loss), and report kept"),
 )
 """The tensors that a CUDA graph reads at fixed addresses, each with advice for users.
 
@@ -56,8 +60,8 @@ class StepCapture:
             if self._moves == MOVES_BEFORE_WARNING and moved:
                 names, remedies = [" and ".join(words) for words in zip(*moved, strict=True)]
                 warn(
-                    f"captured: {names} have other addresses in each step, so no step is "
-                    f"captured: {remedies}"
+                    f"captured: no CUDA graph is used, because {names} are in new memory in each "
+                    f"step: {remedies}"
                 )
             step()  # which loads kernels and sends tables: neither can happen in a capture
             return
@@ -82,7 +86,7 @@ def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 step()
         except UserWarning as error:
-            raise RuntimeError(f"captured: {error} Leave captured(...) out") from error
+            raise RuntimeError(f"captured: {error} Remove the call of captured") from error
         vars(graph)["held"] = TABLES.captured[first:]  # tables live as long as the graph
         del TABLES.captured[first:]
     return graph.replay

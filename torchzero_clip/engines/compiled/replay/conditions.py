@@ -33,8 +33,8 @@ from torchzero_clip.engines.compiled.replay.native_forms import NativeForms, for
 from torchzero_clip.engines.compiled.replay.step_recorder import Refused
 
 UNSAID = (
-    "does not set `pure = True`, which means that its methods depend only on their arguments and "
-    "never branch on a value. If that is true, set it, and test it with "
+    "does not set `pure = True`. Set it if the methods of the class depend only on their "
+    "arguments and never branch on the value of a tensor, and test the class with "
     "`torchzero_clip.testing.check_pure`"
 )
 OURS = __name__.partition(".")[0]
@@ -125,8 +125,8 @@ class Conditions:
         known = bases.keys() | {id(t) for t in [*self._tensors.tensors, *others]}
         for leaf in leaves:
             if isinstance(leaf, Tensor) and id(leaf) not in known:
-                why = "is neither state nor a rule's field: make it one"
-                raise Refused(f"a tensor of {leaf.shape} {why}")
+                remedy = "return it from init, or store it in a field of the transform"
+                raise Refused(f"a tensor of shape {tuple(leaf.shape)} is not state: {remedy}")
 
     def check(self, groups: Groups, states: States) -> list[Buffer] | None:
         """Return the gradients of a step if every condition holds, otherwise return None.
@@ -264,7 +264,10 @@ def _impure(transform: Description) -> list[str]:
         known = name in kind.asks or getattr(value, "pure", False)
         ours = (getattr(value, "__module__", None) or "").partition(".")[0] == OURS
         if callable(value) and not (known or ours):
-            reasons.append(f"{name} may do anything: if it is pure, set `{name}.pure = True`")
+            reasons.append(
+                f"the function {name} may depend on more than its arguments: if it does not, set "
+                f"`{name}.pure = True`"
+            )
     return reasons
 
 
@@ -276,10 +279,10 @@ def subclassed(cohorts: Sequence[Cohort], states: States, place: GradPlace) -> s
     tensors["state"] = [x for x in values if type(x) not in (int, float, bool)]
     tensors["gradients"] = list(map(place.of, params))
     if not all(map(operator.is_, locals_of(params), locals_of(params))):
-        return "this torch does not say which tensors hold the parts of sharded parameters"
+        return "this version of PyTorch does not support it for sharded parameters"
     for what, row in tensors.items():
         here = locals_of(row)
         if not all_here(here):
             kinds = ", ".join(sorted({type(x).__name__ for x in here if type(x) not in REAL}))
-            return f"{what} are not plain tensors ({kinds}): leave compile out"
+            return f"{what} are tensor subclasses ({kinds}): use compile=False"
     return None

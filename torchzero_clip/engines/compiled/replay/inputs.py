@@ -238,7 +238,8 @@ class LiveValues:
     def odd(self, names: Sequence[str]) -> str:
         """Return a message that names the first hyperparameter that cannot be compared."""
         name = names[self._odd % len(names)]
-        return f"{name!r} is a {type(self._values[self._odd]).__name__}: give a number"
+        kind = type(self._values[self._odd]).__name__
+        return f"the hyperparameter {name!r} has the type {kind}: set it to a number"
 
     def same(self, values: Sequence[Any]) -> bool:
         """Return whether `values` are the same objects as the values in `self`."""

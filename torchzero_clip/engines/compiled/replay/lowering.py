@@ -152,7 +152,7 @@ class Lowering(GraphRegions):
     ) -> VectorNode:
         """Return a node that computes each element of `out` from operands of the same shape."""
         if math.prod(out.shape) > self._max_elements:
-            raise Unsupported(f" of {math.prod(out.shape)} entries")
+            raise Unsupported(f" of {math.prod(out.shape)} elements")
         integers = not (OPERATORS[name].whole or dtype.is_floating_point)
         if integers or (name == "bitwise_not" and dtype != torch.bool):
             raise Unsupported
@@ -175,7 +175,7 @@ class Lowering(GraphRegions):
             outs = list(map(self._fresh, items))
         elements = sum([math.prod(out.shape) for out in outs])
         if elements > self._max_elements:
-            raise Unsupported(f" of {elements} entries")
+            raise Unsupported(f" of {elements} elements")
         nodes: Segment = []
         for (first_out, *first), (out, *merged) in self._side_by_side([outs, *operand_lists]):
             # the dtype for single tensors: with dims they would weigh more in type promotion

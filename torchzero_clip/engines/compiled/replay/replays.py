@@ -46,10 +46,15 @@ if TYPE_CHECKING:
 LONGEST_WAIT = 1000  # similar steps in a row that are required before another recording, at most
 REPLAYS_WORTH_A_RECORDING = 16
 NEXT_TWO = (
-    "The two steps after {} run without replay, so that this run and one that resumes from its "
-    "checkpoint are bitwise identical: if step time matters, do not call it in every step."
+    "The two steps after {0} are not replayed, so that this run and a run that resumes from its "
+    "checkpoint are bitwise identical. If these steps are too slow, call {0} less often."
 )
-LIKE = "parameters with a gradient", "kinds of hyperparameters", "kind of the loss", "measurements"
+LIKE = (
+    "the parameters that have a gradient",
+    "the types of hyperparameters",
+    "the type of the loss",
+    "the metrics",
+)
 """The names of the parts of a step's signature. Two similar steps have equal signatures."""
 
 
@@ -134,8 +139,8 @@ class Replays:
             recorded = self._record(step, through, recording)
             if self._capture is not None and (recorded is None or recorded.compiled is None):
                 raise RuntimeError(
-                    "captured: a step of this chain cannot be captured: "
-                    f"{self.why or 'it is too long'}; leave captured(...) out"
+                    "captured: this chain cannot be put into a CUDA graph: "
+                    f"{self.why or 'it has too many operations'}. Remove the call of captured"
                 )
             if recorded is not None and (grads := recorded.match(step, kinds)) is not None:
                 self._recorded = recorded
@@ -194,23 +199,27 @@ class Replays:
     def says(self, besides: Sequence[str]) -> list[str]:
         """Return lines of text that explain whether steps are replayed: see `Engine.says`."""
         if never := [*besides, *self._impure]:
-            return ["No step will be replayed:", *[f"- {why}." for why in never]]
+            return [
+                "Steps cannot be recorded and replayed, so they are slower:",
+                *[f"- {why}." for why in never],
+            ]
         if self._recorded is None:
             if self.why:
-                return [f"The last step ran without replay: {self.why}."]
+                return [f"The last step was not replayed from a recording: {self.why}."]
             if self._forgotten:
                 return [NEXT_TWO.format(self._forgotten)]
-            return ["Nothing in the chain keeps its steps from being replayed."]
-        lines = [f"Steps are replayed, {self.count} so far."]
+            return ["Steps of this chain can be recorded and replayed."]
+        lines = [f"Steps are replayed from a recording, {self.count} so far."]
         compiled = self._recorded.compiled
         if compiled is None or not compiled.calls:
             return lines
-        calls = "one native call" if compiled.calls == 1 else f"{compiled.calls} native calls"
+        calls = "1 call" if compiled.calls == 1 else f"{compiled.calls} calls"
         if not compiled.torch_calls:
-            return [*lines, f"A step is {calls}."]
+            return [*lines, f"A replayed step is {calls} of compiled code."]
         counts = Counter(compiled.torch_calls).items()
         names = ", ".join([name if n == 1 else f"{name} ({n} times)" for name, n in counts])
-        return [*lines, f"A step is {calls}; torch does between them: {names}."]
+        text = f"A replayed step is {calls} of compiled code. PyTorch runs the rest: {names}."
+        return [*lines, text]
 
     def _gpu(self, step: Step) -> Tensor | None:
         """Return a parameter if all parameters are on one GPU, otherwise None.
@@ -242,7 +251,7 @@ class Replays:
         measured = list[Tensor]()
         try:
             if self._capture is not None and len({g.device for g in grads}) > 1:
-                raise Later("its parameters are on several devices")
+                raise Later("the parameters are on several devices")
             with recording(grads) as recorder:
                 notes = StepNotes(recorder)
                 records = through(step.again(*self._live.substituted(step, live), notes))
@@ -337,8 +346,8 @@ def difference(signature: Sequence[Any], before: Sequence[Any]) -> str:
     """Return a message that tells how the signature of a step differs from the step before."""
     changed = [part for part, x, y in zip(LIKE, signature, before, strict=True) if x != y]
     if not changed:
-        return "a tensor or number of state, groups or gradients was replaced: write it in place"
-    return f"{' and '.join(changed)} differ from the previous step: keep them the same in each step"
+        return "a gradient, a tensor of state or a value in a group was replaced: set it in place"
+    return f"{' and '.join(changed)} changed since the previous step: keep them the same"
 
 
 def reason(error: Exception) -> str:
@@ -346,7 +355,7 @@ def reason(error: Exception) -> str:
     why = str(error)
     place = ""
     if not isinstance(error, (Refused, Later)):
-        why = f"{type(error).__name__}: {shorten(why, 120)}; a pure rule works without values"
+        why = f"{type(error).__name__}: {shorten(why, 120)}; update must not use values of tensors"
     for frame, line in traceback.walk_tb(error.__traceback__):
         module = frame.f_globals.get("__name__", "").split(".")
         if module[0] != "torch" and (module[0] != OURS or "modules" in module):
