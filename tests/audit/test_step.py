@@ -303,7 +303,7 @@ def test_a_function_without_arguments_brings_its_parameters(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     main(["audit", "tests.audit.test_step:pair"])
-    assert "for 2 tensors" in capsys.readouterr().out
+    assert "for 2 parameters" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["tests.audit.test_step:params", "nowhere:x", "torch:nothing"])

@@ -199,7 +199,7 @@ def test_a_model_that_becomes_double_half_way_is_a_sentence(full: Path) -> None:
     )
     assert run.returncode != 0
     last = run.stderr.strip().splitlines()[-1]
-    assert "is torch.float64 now" in last, run.stderr[-3000:]
+    assert "has dtype torch.float64, but its state" in last, run.stderr[-3000:]
     assert "torch.float32" in last
 
 

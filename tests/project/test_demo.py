@@ -279,7 +279,7 @@ def test_the_report_is_one_file_that_tells_it_all(demo: ModuleType, tmp_path: Pa
     assert "url(http" not in page
     for result in results:
         assert f"<td>{result.final_loss:.3f}</td>" in page
-    for word in (torch.__version__, "Seed 7", "--steps 4", "prefers-color-scheme: dark"):
+    for word in (torch.__version__, "batches is 7", "--steps 4", "prefers-color-scheme: dark"):
         assert word in page
     assert "ClipNorm(max_norm=1.0, dim=&#x27;global&#x27;), Adam(), LR(lr=0.005)" in page
 
