@@ -144,12 +144,6 @@ def test_every_chain_is_right_in_the_default_engine() -> None:
         assert run.warnings == []
 
 
-@at_once("case", CASES)
-def test_no_chain_synchronizes_on_a_simulated_gpu(case: CheckCase) -> None:
-    (result,) = chain_checks.simulated_checks(case)
-    assert result.verdict == "ok", result.why
-
-
 # ---------------------------------------------------------------------- planted mistakes
 
 
@@ -515,7 +509,8 @@ def test_without_time_no_check_runs_and_that_is_no_success(
     assert ended.value.code == 1
     out, err = capsys.readouterr()
     assert "0 of 0 checks failed, " in out
-    assert "- numbers, default, ClipNorm, AdamW: no time was left: allow more with --minutes" in out
+    assert re.search("^- [0-9]+ checks: no time was left: allow more with --minutes$", out, re.M)
+    assert "- all checks, captured: needs a CUDA GPU" in out
     assert err == ""
 
 

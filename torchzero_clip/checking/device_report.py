@@ -130,8 +130,8 @@ class DeviceReport:
         lines.append("")
         header = ("check", "step", "cases", "worst figure", "allowed", "verdict")
         lines += _table([header, *[_row(results) for results in self._groups()]])
-        lines += _section("Failed:", self.failed)
-        lines += _section("Not run:", self.of(NOT_RUN))
+        lines += _section("Failed:", [str(result) for result in self.failed])
+        lines += _section("Not run:", _by_reason(self.of(NOT_RUN)))
         return "\n".join(lines)
 
     def _summary(self) -> str:
@@ -177,14 +177,25 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def _section(head: str, results: Sequence[CheckResult]) -> Iterator[str]:
-    """Yield a heading and a line for each result, or nothing if there are no results."""
-    if not results:
+def _section(head: str, rows: Sequence[str]) -> Iterator[str]:
+    """Yield a heading and a line for each row, or nothing if there are no rows."""
+    if not rows:
         return
     yield from ("", head, "")
-    yield from [f"- {result}" for result in results[:LINES_SHOWN]]
-    if len(results) > LINES_SHOWN:
-        yield f"- and {len(results) - LINES_SHOWN} more"
+    yield from [f"- {row}" for row in rows[:LINES_SHOWN]]
+    if len(rows) > LINES_SHOWN:
+        yield f"- and {len(rows) - LINES_SHOWN} more"
+
+
+def _by_reason(results: Sequence[CheckResult]) -> list[str]:
+    """Return a line for each reason why checks did not run. A single check has its own line."""
+    reasons: dict[str, list[CheckResult]] = {}
+    for result in results:
+        reasons.setdefault(result.why, []).append(result)
+    lines = []
+    for why, alike in reasons.items():
+        lines.append(str(alike[0]) if len(alike) == 1 else f"{len(alike)} checks: {why}")
+    return lines
 
 
 # ---------------------------------------------------------------------- the machine
