@@ -25,12 +25,9 @@ from torchzero_clip.checking.training_runs import (
 
 CPU = torch.device("cpu")
 LARGEST = 1e-3
-"""The largest distance that is ever allowed in float32 and float64, except for published methods.
-
-Some published methods amplify rounding errors, for example by iterations in bfloat16.
-"""
-LARGEST_IN_HALF = 0.1
-"""The same in bfloat16 and float16."""
+"""The largest distance that is ever allowed in float32 and float64."""
+LARGEST_INEXACT = 0.1
+"""The same for bfloat16, float16 and published methods. Some methods amplify rounding errors."""
 
 
 @dataclass(eq=False)
@@ -62,10 +59,8 @@ class Yardstick:
         """The largest allowed distance, which is larger if float32 on the CPU is less accurate."""
         setting = RunSetting("plain", CPU, self.dtype, self.dtype, self.steps)
         on_cpu = distance(train(self.case, setting).weights, self.weights)
-        limit = allowed(on_cpu, self.dtype)
-        if self.case.is_optional:
-            return limit
-        return min(limit, LARGEST_IN_HALF if is_half(self.dtype) else LARGEST)
+        is_inexact = is_half(self.dtype) or self.case.is_optional
+        return min(allowed(on_cpu, self.dtype), LARGEST_INEXACT if is_inexact else LARGEST)
 
     def compare(self, check: str, setting: RunSetting) -> tuple[CheckResult, RunResult]:
         """Train with a setting, and compare the weights."""
