@@ -40,6 +40,7 @@ MOST_NODES = {  # of one package; modules has no limit, because a new rule is al
     "top": 2_200,
     "study": 26_800,
     "audit": 16_000,
+    "checking": 9_500,
     "spec": 6_600,
 }
 MOST_LINES_OF_A_RULE = 80  # code lines of the file that defines a rule
@@ -56,6 +57,7 @@ PACKAGES = {  # what the files of a package may import
     "helpers": {"core", "engines", "modules", "optimizer", "helpers"},
     "study": {"core", "optimizer", "attach", "helpers", "study", "top"},
     "audit": {"core", "engines", "attach", "audit"},
+    "checking": {"core", "modules", "published", "optimizer", "audit", "checking", "top"},
     "recovering": {"core", "optimizer", "attach", "study", "recovering"},
     "spec": {"spec"},
 }

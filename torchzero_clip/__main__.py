@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import FunctionType
+from typing import NamedTuple
 
 import torch
 
@@ -23,13 +24,49 @@ WIDTH = 100
 public = partial(getattr, torchzero_clip)
 BASES = ("AdaptiveRule", "Criterion")
 """Base classes in `modules` that are not rules themselves."""
+
+
+class Command(NamedTuple):
+    """A command of the program.
+
+    Attributes:
+        function: The function that yields the output. Its module is imported on first use.
+        usage: The name of the command with its main argument, for the help text.
+        summary: The purpose of the command, for the help text.
+    """
+
+    function: str
+    usage: str
+    summary: str
+
+
 COMMANDS = {
-    "simulate": "study.simulate_command:command",
-    "lab": "study.lab.lab_command:command",
-    "audit": "audit.audit_command:audit_command",
-    "audit-clip": "audit.audit_command:audit_clip_command",
+    "simulate": Command(
+        "study.simulate_command:command",
+        "simulate RUN.csv",
+        "show which steps of a recorded run other rules would have clipped",
+    ),
+    "lab": Command(
+        "study.lab.lab_command:command",
+        "lab [RUN.csv]",
+        "try rules on a recorded run, on a page in your browser",
+    ),
+    "audit": Command(
+        "audit.audit_command:audit_command",
+        "audit FILE.py:FUNCTION",
+        "find the lines of an optimizer step that synchronize with a GPU; needs no GPU",
+    ),
+    "audit-clip": Command(
+        "audit.audit_command:audit_clip_command",
+        "audit-clip FILE.py:FUNCTION",
+        "test whether a clipping function computes the right norm",
+    ),
+    "check-device": Command(
+        "checking.device_command:check_device_command",
+        "check-device",
+        "check the numbers and the speed of this library on your GPU",
+    ),
 }
-"""For each command, the function that yields its output. The module is imported on first use."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -42,16 +79,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     parser = argparse.ArgumentParser(
         "python -m torchzero_clip",
-        epilog="Other commands: simulate run.csv (what clipping rules would have done to a "
-        "recorded run); lab run.csv (the same in a browser); audit package.module:function "
-        "(whether a step synchronizes with a GPU); audit-clip package.module:function (whether "
-        "a clip function computes the right norm).",
+        usage="%(prog)s [NAME] [--source]\n       %(prog)s COMMAND ...",
+        description="Explain a rule, or run a command. Without arguments, list all rules.",
+        epilog=command_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("name", nargs="?", help="a class or function to describe")
-    parser.add_argument("--version", action="version", version=torchzero_clip.__version__)
-    parser.add_argument(
-        "--source", action="store_true", help="print the optimizer NAME as plain PyTorch code"
-    )
+    add = parser.add_argument
+    add("name", nargs="?", metavar="NAME", help="a rule, function or method, such as ZClip or lamb")
+    add("--source", action="store_true", help="print the method NAME as a file of plain torch")
+    add("--version", action="version", version=torchzero_clip.__version__, help="print the version")
     options = parser.parse_args(arguments)
     name = options.name
     kinds = (type, FunctionType)
@@ -79,10 +115,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def command(word: str) -> Callable[[Sequence[str]], Iterator[str]]:
     """Return the function that yields the output of a command for the remaining arguments."""
-    module, _, name = COMMANDS[word].partition(":")
+    module, _, name = COMMANDS[word].function.partition(":")
     function: Callable[[Sequence[str]], Iterator[str]]
     function = getattr(importlib.import_module(f"torchzero_clip.{module}"), name)
     return function
+
+
+def command_help() -> str:
+    """Return the part of the help text that lists the commands."""
+    rows = [(known.usage, known.summary) for known in COMMANDS.values()]
+    more = "python -m torchzero_clip COMMAND --help describes the options of a command."
+    return "\n".join(["commands:", *table(rows), "", more])
 
 
 def everything() -> Iterator[str]:
@@ -99,7 +142,8 @@ def everything() -> Iterator[str]:
         yield from ("", folder, *table(folders[folder]))
     named = [(name, summary(NAMES[name])) for name in sorted(NAMES)]
     yield from ("", "Published optimizers, for named(...)", *table(named))
-    yield from ("", "python -m torchzero_clip NAME prints more about one of them.")
+    yield from ("", "python -m torchzero_clip NAME prints more about a rule or a method.")
+    yield "python -m torchzero_clip --help lists the commands."
 
 
 def surroundings() -> Iterator[tuple[str, str]]:

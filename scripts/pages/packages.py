@@ -15,6 +15,7 @@ SAYS = {
     "helpers": "functions to call",
     "study": "recorded runs",
     "audit": "what a step asks",
+    "checking": "on your own GPU",
     "recovering": "runs that go back",
     "spec": "plain numbers",
 }

@@ -23,6 +23,7 @@ from torchzero_clip import (
     Adagrad,
     Adam,
     ClipNorm,
+    Group,
     Guard,
     Lion,
     Modular,
@@ -31,6 +32,8 @@ from torchzero_clip import (
     RMSprop,
     SkipLarge,
     SkipSpike,
+    State,
+    TensorList,
     Transform,
     Warmup,
     WeightDecay,
@@ -40,6 +43,7 @@ from torchzero_clip import (
     to_floats,
 )
 from torchzero_clip.audit import fake_cuda
+from torchzero_clip.audit.step_audit import trial
 
 nan = math.nan
 GUARDS: dict[str, Callable[[], Transform]] = {
@@ -150,6 +154,33 @@ def test_on_an_accelerator_nothing_is_read(kind, chain, monkeypatch):
             if kind == "SkipSpike":
                 opt.report(loss=torch.empty((), device="cuda"))
             opt.step()
+
+
+class TimesLoss(Transform):
+    """u ← loss · u"""
+
+    reads = ("loss",)
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(group["loss"])
+
+
+@pytest.mark.parametrize("kind", [SkipSpike, TimesLoss])
+def test_a_loss_that_is_a_number_is_not_copied_to_an_accelerator(kind):
+    """Such a copy waits until the device has done all earlier work."""
+
+    def make(params: Any) -> Callable[[], None]:
+        opt = Modular(params, kind(), *FUSED["clip and AdamW"]())
+
+        def step() -> None:
+            opt.report(loss=1.5)
+            opt.step()
+
+        return step
+
+    report = trial(make, [torch.empty(4, 3), torch.empty(5)])
+    assert report.waits == [], str(report)
+    assert report.ended == ""
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

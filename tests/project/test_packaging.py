@@ -42,7 +42,7 @@ def test_importing_the_library_imports_torch_and_nothing_else() -> None:
 
 def test_what_few_need_is_imported_by_those_who_ask_for_it() -> None:
     """What writes files, looks at recorded runs, or looks for faults."""
-    wings = tuple([f"torchzero_clip.{name}" for name in ("source", "study", "audit")])
+    wings = tuple([f"torchzero_clip.{name}" for name in ("source", "study", "audit", "checking")])
     assert [name for name in sorted(added()) if name.startswith(wings)] == []
     asked = [
         getattr(torchzero_clip, name) for name in ("Recorder", "Simulation", "Trace", "simulate")

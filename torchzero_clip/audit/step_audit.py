@@ -335,13 +335,18 @@ def on_gpu(make: Callable[[Any], Any], params: Sequence[Any]) -> list[str]:
             t.grad.normal_()
     step = _step_of(make(twins))
     step()  # the first step allocates state
+    return synchronizing_lines(step)
+
+
+def synchronizing_lines(step: Callable[[], Any]) -> list[str]:
+    """Run a step, and return the lines that synchronize with the GPU of this machine."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
             step()
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
     lines = [short(f"{x.filename}:{x.lineno}") for x in caught if SYNCHRONIZES in str(x.message)]
     return list(dict.fromkeys(lines))

@@ -221,7 +221,10 @@ class Step:
                 "opt.step(), or pass step a closure that returns the loss"
             )
         if self._mean_loss is None:
-            self._mean_loss = torch.as_tensor(self.loss, dtype=wide(device), device=device)
+            if isinstance(self.loss, Tensor):
+                self._mean_loss = self.loss.to(device, wide(device))
+            else:  # filled on the device, because a copy from the host would synchronize
+                self._mean_loss = torch.full((), self.loss, dtype=wide(device), device=device)
             if self.world_size > 1:
                 self._mean_loss = gather(self._mean_loss.view(1), None).mean()
         return self._mean_loss.to(device)

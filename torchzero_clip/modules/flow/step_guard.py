@@ -11,6 +11,7 @@ from torch import Tensor
 from torchzero_clip.core import Bucket, Group, Transform, Units, UnitState, keep_number
 from torchzero_clip.core.norms import NAMED
 from torchzero_clip.core.sharding.collectives import gather
+from torchzero_clip.core.tensor_kinds import wide
 from torchzero_clip.core.torch_private import assert_async
 
 # the reasons to skip a step, as numbers on the device; 0 says that the step is done
@@ -96,8 +97,10 @@ class _StepGuard(Transform):
             return _Seen(norm)
         if reported is None:
             loss = torch.zeros_like(norm)
-        else:
-            loss = torch.as_tensor(reported, device=units.home).to(norm).view(1)
+        elif isinstance(reported, Tensor):
+            loss = reported.to(units.home).to(norm).view(1)
+        else:  # filled on the device, because a copy from the host would synchronize
+            loss = norm.new_full((1,), reported, dtype=wide(units.home)).to(norm)
         has_loss = torch.full_like(norm, reported is not None)
         if alone:
             return _Seen(norm, loss, has_loss > 0)
