@@ -24,7 +24,8 @@ def close_rates() -> bool:
 
 
 SENTENCES: dict[str, Sequence[Compared | Seen]] = {
-    "`ScheduleFree` needs no schedule, and is better than a tuned cosine in all three tasks": [
+    "`ScheduleFree` has a constant learning rate after the warm-up, and is better than a tuned "
+    "cosine in all three tasks": [
         averages("better", task, "Schedule-Free", "cosine") for task in TASKS
     ],
     "`WeightEMA` makes a constant learning rate better in all three tasks, with either decay.": [
