@@ -83,6 +83,8 @@ TABLES = {
     "rounding": Table("benchmarks.studies.rounding --time"),
     "rounding_loss": Table("benchmarks.studies.rounding", counts=True),
     "norms": Table("benchmarks.norms"),
+    "norm_accuracy": Table("benchmarks.studies.norm_accuracy", counts=True),
+    "same_as_torch": Table("benchmarks.studies.same_as_torch", counts=True),
     "import_time": Table("benchmarks.import_time"),
     "launches": Table("benchmarks.studies.launches", needs="triton", counts=True),
 }

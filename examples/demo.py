@@ -1,15 +1,16 @@
 """Race chains against each other: small language models on the same text, some of it corrupted.
 
-    make demo                    # in an environment that it makes
-    python examples/demo.py      # in one of yours that has torchzero_clip
+    make demo                    # in an environment that make creates
+    python examples/demo.py      # in your own environment with torchzero_clip
     python examples/demo.py --steps 300 --chains "ClipNorm(0.1, dim='global'), Lion(), LR(1e-3)"
 
-Every chain trains a transformer of its own to write the next letter of a harbour's log. All begin
-with the same weights, see the same batches, and have a learning rate that is too high. One batch in
-thirty is corrupted: its letters are noise and its loss is ten to a thousand times too large.
+Every chain trains its own transformer, which predicts the next letter of a harbor's log. All
+transformers start from the same weights, use the same batches, and have a learning rate that is too
+high. One batch in thirty is corrupted: its letters are noise, and its loss is multiplied by a
+factor between 10 and 1000.
 
-In the end there is a table, a picture, race.png, and a report, race.html. The parts are in race/:
-data, model, chains, training, console, picture, report.
+At the end, the script prints a table, and writes a picture, race.png, and a report, race.html. The
+folder race/ contains its parts: data, model, chains, training, console, picture and report.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def introduction(chains: dict[str, Chain]) -> str:
 
 
 def arguments(given: list[str]) -> tuple[argparse.Namespace, dict[str, Chain], torch.device]:
-    """The options, with a sentence for what cannot be used."""
+    """Return the options, or exit with an error message if an option cannot be used."""
     parser = argparse.ArgumentParser(
         prog="demo.py", description=__doc__.partition("\n")[0], allow_abbrev=False
     )

@@ -1,10 +1,10 @@
-"""Write what the documentation shows of the demo: a picture of two of its chains.
+"""Write the demo's picture and results for the documentation.
 
     python examples/demo_picture.py
 
-It runs the six chains of `make demo`, some minutes, and writes docs/assets/demo.svg and what
-happened, benchmarks/results/race.json, of which the page of the race is made when the documentation
-is built. That has no times, which are those of a machine.
+The script runs the six chains of `make demo`, which takes minutes. It writes docs/assets/demo.svg,
+the picture of two chains, and benchmarks/results/race.json. The build of the documentation makes
+the page of the race from race.json, which contains no times.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ def main() -> None:
 
 
 def drawn(results: list[Result]) -> str:
-    """The picture."""
+    """Draw the picture."""
     found = {result.name: result for result in results}
     return picture(found[PLAIN], found[CLIPPED])
 
 
 def page(results: list[Result]) -> str:
-    """The page."""
+    """Return the page."""
     device = torch.device("cpu")
     return html(results, "python examples/demo.py", SEED, device, drawing, timed=False)
 
 
 def kept(results: list[Result]) -> str:
-    """What happened, a line for each chain, in five digits."""
+    """Return the results as one line per chain, with five digits."""
 
     def short(x: Any) -> Any:
         if isinstance(x, dict):
@@ -76,7 +76,7 @@ def kept(results: list[Result]) -> str:
 
 
 def read(path: Path = RESULTS) -> list[Result]:
-    """What happened, from the file that `main` wrote."""
+    """Return the results from the file that `main` wrote."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for row in rows:
         row["chain"] = Chain.from_config(row["chain"])
@@ -85,7 +85,7 @@ def read(path: Path = RESULTS) -> list[Result]:
 
 
 def picture(plain: Result, clipped: Result) -> str:
-    """Left the loss of both, right the norm of the gradient before the rule and after it."""
+    """Draw the losses of both chains, and the gradient norm before and after the rule."""
     count = len(clipped.norm)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8.6, 2.7))

@@ -1,12 +1,12 @@
-"""A shard of thirty batches with shuffled letters: clip it, skip it, or go back and leave it out.
+"""Train on a shard of thirty batches with shuffled letters: clip, skip, or roll back and leave out.
 
     python examples/recover.py
-    python examples/recover.py --steps 60 --out build     # a short one, with a shard of six
+    python examples/recover.py --steps 60 --out build     # a short run, with a shard of six
 
-The model and the text are those of `make demo`. In the shard the letters of all windows are
-shuffled among each other, so that each batch has the letters of a good one, and norms that clipping
-makes those of a good one too. It prints what came of each run, and writes the picture of
-docs/recover.md and the losses behind it, benchmarks/results/recover.json.
+The model and the text are the same as in `make demo`. The shard shuffles the letters of all windows
+of a batch. So a shuffled batch has the letters of a good batch, and after clipping, its gradient
+has the norm of a good one too. The script prints the result of each run. It writes the picture of
+docs/recover.md and its losses, benchmarks/results/recover.json.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ RUNS: dict[str, tuple[Sequence[Transform], bool, bool]] = {  # the chain, the sh
 
 
 class Batches:
-    """Batches of windows that can be gone back in.
+    """Batches of windows that can return to an earlier batch.
 
     Args:
         data: The text.
-        count: How many there are.
-        shard: The numbers of those with shuffled letters, counted from 1.
-        there: Whether these are among them.
+        count: The number of batches.
+        shard: The numbers of the batches with shuffled letters, counted from 1.
+        there: Whether to include the shuffled batches.
     """
 
     def __init__(self, data: Data, count: int, shard: Sequence[int], there: bool) -> None:
@@ -78,7 +78,7 @@ class Batches:
 def train(
     links: Sequence[Transform], count: int, shard: Sequence[int], there: bool, recovers: bool
 ) -> tuple[list[list[float]], list[Any]]:
-    """Steps and losses on held-out text, in the order in which they came; and the ways back."""
+    """Return steps and test losses in the order of measurement, and the rollbacks."""
     data = Data(torch.device("cpu"), SEED)
     batches = Batches(data, count, shard, there)
     torch.manual_seed(SEED)
@@ -139,7 +139,7 @@ def main(given: list[str] | None = None) -> dict[str, Any]:
 
 
 def picture(found: dict[str, Any]) -> str:
-    """The losses of all runs."""
+    """Draw the losses of all runs."""
     colours = dict(zip(RUNS, (MUTED, LIMIT, BAD, NORM), strict=True))
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(8.6, 3.2))

@@ -1,4 +1,4 @@
-"""A clip as one finds it: python -m torchzero_clip audit examples/slow_clip.py:make."""
+"""A typical clipping function: python -m torchzero_clip audit examples/slow_clip.py:make."""
 
 import math
 

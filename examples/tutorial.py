@@ -2,7 +2,7 @@
 
     python examples/tutorial.py
 
-Prints the losses and writes the two pictures of the page, tutorial_before.png and
+It prints the losses, and writes the two pictures of the page, tutorial_before.png and
 tutorial_after.png, into the folder that --out names.
 """
 

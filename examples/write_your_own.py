@@ -1,4 +1,4 @@
-"""Write your own rule in nine lines: one about tensors, one about norms.
+"""Two custom rules: one about tensors, one about norms.
 
 python examples/write_your_own.py
 """
@@ -57,7 +57,7 @@ class ClipToAverage(NormRule):
 
 
 def main(steps: int = 300) -> Tensor:
-    """Fit a line through data whose every fiftieth label is wild; returns slope and offset."""
+    """Fit a line through data with a wild label every fiftieth time. Return slope and offset."""
     torch.manual_seed(0)
     x = torch.linspace(-1, 1, 64)
     truth = 3 * x - 1

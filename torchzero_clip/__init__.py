@@ -26,6 +26,7 @@ from torchzero_clip.core import (
 )
 from torchzero_clip.core.bounds import (
     Count,
+    Finite,
     Fraction,
     NonNegative,
     Positive,
@@ -68,6 +69,7 @@ __all__ = [
     "Chain",
     "Clipper",
     "Count",
+    "Finite",
     "Fraction",
     "FusedKernel",
     "Group",

@@ -123,8 +123,8 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
     "Prodigy ends at a lower loss than D-Adaptation in all five tasks": [
         Compared("prodigy", ("Prodigy against D-Adaptation", task), "better") for task in TASKS
     ],
-    "By the error rate on held-out examples, ten seeds show no difference from Adam on the four "
-    "tables, and Prodigy is worse with the network.": [
+    "By the error rate on held-out examples, Prodigy is not significantly different from Adam on "
+    "the four tables, and worse with the network.": [
         Compared(
             "prodigy",
             ("Prodigy against Adam by error rate", task),
@@ -149,24 +149,26 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
         )
     ],
     "With decay, Grokfast was slower than decay alone.": (steps("worse", "Grokfast with decay"),),
-    "Schedule-Free is better on three and shows no difference on wine": [
+    "Schedule-Free is better than linear decay on three tables, and not significantly different "
+    "on wine.": [
         scheduled(
             "not significantly different" if table == "wine" else "better", table, "Schedule-Free"
         )
         for table in TABLES
     ],
-    "holds for the mean of all weights": [
+    "The mean of all weights is worse than linear decay on all four tables": [
         scheduled("worse", table, "mean of all") for table in TABLES
     ],
-    "primal averaging, which is worse on wine alone and better on iris": [
-        scheduled(says, table, "primal averaging")
-        for table, says in zip(
-            TABLES,
-            ("not significantly different", "not significantly different", "worse", "better"),
-            strict=True,
-        )
+    "Primal averaging is worse on wine and better on iris.": (
+        scheduled("worse", "wine", "primal averaging"),
+        scheduled("better", "iris", "primal averaging"),
+    ),
+    "On the other two tables, it is not significantly different.": [
+        scheduled("not significantly different", table, "primal averaging")
+        for table in ("digits", "breast_cancer")
     ],
-    "only on breast cancer is a constant learning rate worse than linear decay": [
+    "A constant learning rate is worse than linear decay on breast cancer, and not significantly "
+    "different on the other three tables.": [
         scheduled(
             "worse" if table == "breast_cancer" else "not significantly different",
             table,
@@ -236,13 +238,25 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
             ),
         ),
     ),
-    "A larger learning rate needs tighter clipping.": [
+    "`AGC(0.01)` is worse than `AGC(0.16)` at the two smaller learning rates, and better at the "
+    "three larger ones.": [
         Compared("batch_rates", ("AGC 0.01 against", f"AGC 0.16, {rate}"), says)
         for rate, says in (
             ("0.05", "worse"),
             ("0.16", "worse"),
             ("0.5", "better"),
             ("1.6", "better"),
+            ("5", "better"),
+        )
+    ],
+    "`AGC(0.01)` is worse than `AGC(0.04)` at 0.05 and 0.16, not significantly different at 0.5 "
+    "and 1.6, and better at 5.": [
+        Compared("batch_rates", ("AGC 0.01 against", f"AGC 0.04, {rate}"), says)
+        for rate, says in (
+            ("0.05", "worse"),
+            ("0.16", "worse"),
+            ("0.5", "not significantly different"),
+            ("1.6", "not significantly different"),
             ("5", "better"),
         )
     ],

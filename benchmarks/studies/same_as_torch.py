@@ -3,8 +3,8 @@
 The model of README.md is trained for 100 steps on the same batches: once with
 `torch.nn.utils.clip_grad_norm_` and `torch.optim.AdamW`, and once with
 `ClipNorm(1.0, dim="global"), Adam(), WeightDecay(0.01), LR(1e-3)` in each engine. Gradients are
-large enough that every step is clipped. It prints the largest difference between two weights after
-the last step, next to the largest distance that a weight has moved.
+large enough that every step is clipped. A row of the table has the largest distance that a weight
+has moved with an engine, and its largest difference from torch's weights after the last step.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from benchmarks.circumstances import watched
+from benchmarks.guide.report import markdown
 from torchzero_clip import LR, Adam, ClipNorm, Modular, WeightDecay
 
 STEPS = 100
+COLUMNS = ("engine", "largest movement of a weight", "largest difference from torch")
 ENGINES = {
     "default": {},
     "fused=False": {"fused": False},
@@ -72,22 +75,24 @@ def largest_difference(first: list[Tensor], second: list[Tensor]) -> float:
     return max((a - b).abs().max().item() for a, b in zip(first, second, strict=True))
 
 
-def differences() -> dict[str, float]:
-    """Return the largest difference from torch for each engine."""
+def distances() -> dict[str, tuple[float, float]]:
+    """Return for each engine how far weights have moved, and how far they are from torch's."""
+    start = trained(no_step)
     reference = trained(torch_step)
-    return {
-        name: largest_difference(
-            trained(lambda model, o=options: chain_step(model, **o)), reference
-        )
-        for name, options in ENGINES.items()
-    }
+    found = {}
+    for name, options in ENGINES.items():
+        weights = trained(lambda model, o=options: chain_step(model, **o))
+        moved = largest_difference(weights, start)
+        found[name] = moved, largest_difference(weights, reference)
+    return found
 
 
 def main() -> None:
-    moved = largest_difference(trained(no_step), trained(torch_step))
-    print(f"after {STEPS} clipped steps, of weights that moved by up to {moved:.3f}:")
-    for name, difference in differences().items():
-        print(f"  {name:14}{difference:.1e}")
+    with watched("benchmarks.studies.same_as_torch", [], counts=True):
+        rows = [
+            (name, f"{moved:.2g}", f"{away:.1e}") for name, (moved, away) in distances().items()
+        ]
+        print(markdown(COLUMNS, rows))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from torchzero_clip import Recover
 
 
 class RecoverCallback(lightning.Callback):
-    """Go back where the run goes wrong; batches go on."""
+    """Roll back if the run diverges. The data loader continues with the next batch."""
 
     def __init__(self, **options: Any) -> None:
         self.options, self.losses, self.steps = options, list[Any](), 0

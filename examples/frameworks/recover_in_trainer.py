@@ -1,4 +1,4 @@
-"""Recover as a callback for the Trainer of transformers, and for those made of it."""
+"""Recover as a callback for the Trainer of transformers, and for its subclasses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchzero_clip import Recover
 
 
 class RecoverCallback(TrainerCallback):
-    """Go back where the run goes wrong; batches go on. The loss is the one the model returns."""
+    """Roll back if the run diverges, judged by the model's loss. The data loader continues."""
 
     def __init__(self, **options: Any) -> None:
         self.options, self.losses = options, list[Any]()

@@ -1,4 +1,4 @@
-"""composer: a chain in its Trainer, and a run that goes on in the middle of an epoch."""
+"""composer: a chain in its Trainer, and a run that resumes in the middle of an epoch."""
 
 import torch
 from composer import Trainer

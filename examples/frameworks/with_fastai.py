@@ -1,4 +1,4 @@
-"""fastai: a chain behind its one-cycle schedule, and a run that goes on from a saved epoch."""
+"""fastai: a chain with the one-cycle schedule, and a run that resumes from a saved epoch."""
 
 from functools import partial
 

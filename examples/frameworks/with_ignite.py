@@ -1,4 +1,4 @@
-"""ignite: a trainer with an optimizer of torch's that has a rule in front, and its checkpoint."""
+"""ignite: a trainer with AdamW and an attached rule, and its checkpoint."""
 
 import torch
 from ignite.engine import Events, create_supervised_trainer

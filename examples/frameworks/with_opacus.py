@@ -1,4 +1,4 @@
-"""Opacus: differentially private training, with a chain behind its noise."""
+"""Opacus: differentially private training, with a chain that receives the noisy gradient."""
 
 import torch
 from opacus import PrivacyEngine

@@ -1,4 +1,4 @@
-"""peft: LoRA+, which gives B a higher learning rate than A, with a chain for its optimizer."""
+"""peft: LoRA+, which gives B a higher learning rate than A, with a chain as the optimizer."""
 
 import torch
 from peft import LoraConfig, get_peft_model

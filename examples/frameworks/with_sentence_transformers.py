@@ -1,4 +1,4 @@
-"""sentence-transformers: a tiny model of words, trained with a chain, and a resumed run."""
+"""sentence-transformers: a tiny model, trained with a chain, and a resumed run."""
 
 import torch
 from datasets import Dataset

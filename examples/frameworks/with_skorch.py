@@ -1,4 +1,4 @@
-"""skorch: a grid search over the limit of the norm."""
+"""skorch: a grid search over the clipping threshold."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""stable-baselines3: PPO learns CartPole with a chain, is saved, loaded, and goes on."""
+"""stable-baselines3: PPO learns CartPole with a chain, is saved and loaded, and resumes."""
 
 import torch
 from stable_baselines3 import PPO

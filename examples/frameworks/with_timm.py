@@ -1,4 +1,4 @@
-"""timm: a chain in its registry, with layer decay, a schedule, Lookahead, and a resumed run."""
+"""timm: a chain in the registry, with layer decay, a schedule, Lookahead, and a resumed run."""
 
 import timm
 import torch

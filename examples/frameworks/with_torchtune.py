@@ -1,4 +1,4 @@
-"""torchtune: its recipe for full fine-tuning with a chain in the config, and a resumed run."""
+"""torchtune: the recipe for full fine-tuning with a chain in the config, and a resumed run."""
 
 import contextlib
 import runpy

@@ -1,4 +1,4 @@
-"""TRL: supervised fine-tuning of a tiny model, with a chain that the trainer makes."""
+"""TRL: supervised fine-tuning of a tiny model, with a chain that the trainer creates."""
 
 from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers

@@ -1,4 +1,4 @@
-"""ultralytics: AdamW with a rule in front, cut off after an epoch and resumed."""
+"""ultralytics: AdamW with an attached rule, stopped after an epoch and resumed."""
 
 import contextlib
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Results of papers, rerun on two cores: docs/papers.md reports what was found.
+"""Studies that repeat results of papers on two cores. docs/papers.md reports the results.
 
-python -m examples.published                  # all of them, three seeds
-python -m examples.published --only soap      # one of them
+python -m examples.published                  # all studies, three seeds
+python -m examples.published --only soap      # one study
 python -m examples.published --table          # the tables of the committed files
 """

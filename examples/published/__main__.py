@@ -27,7 +27,7 @@ def work(name: str, folder: Path, seeds: int, pool: ProcessPoolExecutor) -> Resu
 
 
 def shown(made: Iterator[Row], name: str, many: int) -> Iterator[Row]:
-    """The rows as they come, and a line of progress."""
+    """Yield the rows as runs end, and print a line of progress."""
     begin, live = time.monotonic(), sys.stdout.isatty()
     for count, row in enumerate(made, start=1):
         yield row
@@ -41,7 +41,7 @@ def shown(made: Iterator[Row], name: str, many: int) -> Iterator[Row]:
 
 
 def agreement(found: Results, name: str) -> str:
-    """How many runs measured what the committed ones did."""
+    """Return how many runs have the same results as the committed runs."""
     kept = {row.key: row.values for row in results(name).rows}
     both = [row for row in found.rows if row.key in kept]
     same = sum(row.values == kept[row.key] for row in both)

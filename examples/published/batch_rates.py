@@ -1,8 +1,8 @@
-"""A batch of 256 at several learning rates: what clipping allows at a large one.
+"""Study a batch of 256 at several learning rates: does clipping allow a larger learning rate?
 
-After Brock et al., arXiv 2102.06171, figure 2, with the networks of large_batches.py. There the
-learning rate grows with the batch; here every method runs at every learning rate, and once more at
-the one that three other seeds choose for it.
+After Brock et al., arXiv 2102.06171, figure 2, with the networks of large_batches.py. In the paper,
+the learning rate grows with the batch. Here every method runs at every learning rate, and once more
+at the learning rate that three other seeds choose for it.
 """
 
 from examples.published import large_batches
@@ -15,7 +15,7 @@ METHODS = ("no clip", "AGC 0.01", "AGC 0.04", "AGC 0.16")
 
 
 def run(case: str, method: str, rate: float, seed: int, epochs: int = 12) -> list[float]:
-    """The accuracy on what is held out, and the loss of the last batch."""
+    """Return the accuracy on held-out data, and the loss of the last batch."""
     of_smallest = rate * large_batches.BATCHES[0] / BATCH  # what that script multiplies
     return large_batches.run(str(BATCH), method, of_smallest, seed, epochs)
 
@@ -25,7 +25,7 @@ def rates(case: str, method: str) -> tuple[float, ...]:
 
 
 def tightness(found: Results) -> Questions:
-    """The tightest threshold against the others, at every learning rate."""
+    """Compare the tightest threshold with the others, at every learning rate."""
     pairs = {}
     for other in ("AGC 0.04", "AGC 0.16"):
         for case in found.study.cases:
@@ -35,7 +35,7 @@ def tightness(found: Results) -> Questions:
 
 
 def picture(found: Results) -> str:
-    """The accuracy over the learning rate."""
+    """Draw the accuracy over the learning rate."""
     lines = {m: [p for r in RATES for p in found.points(f"{r:g}", m, [r])] for m in METHODS}
     names = "digits, a batch of 256", "learning rate", "accuracy"
     ticks = {r: f"{r:g}" for r in RATES}

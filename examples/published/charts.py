@@ -1,6 +1,7 @@
-"""Figures of panels, as SVG in the colours of the page: they stand in a row, or below each other.
+"""Figures of several panels, as SVG in the colors of the page.
 
-A phone shows a panel as wide as itself, so that its letters keep their size.
+A panel is at most as wide as the screen of a phone, so that letters keep their size. Panels that do
+not fit next to each other go below each other.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ Points = Sequence[tuple[float, Sequence[float]]]  # x, and what each seed had th
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines through the medians of seeds, with a band from the least to the most.
+    """Lines through the medians over seeds, with a band from the least to the largest value.
 
     Attributes:
-        title: Above it.
+        title: The title above the panel.
         lower, upright: The names of the axes.
-        lines: By name, the same in all panels of a figure.
-        log: Which axes are logarithmic, as "xy".
-        dots: Points in the place of lines.
-        ticks: What stands below the axis in the place of numbers.
-        low, high: Where the upright axis ends, unless the lines say so.
+        lines: The lines by name. All panels of a figure have the same names.
+        log: The logarithmic axes, such as "xy".
+        dots: Whether to draw points instead of lines.
+        ticks: Texts below the axis instead of numbers.
+        low, high: The ends of the upright axis, unless the lines determine them.
     """
 
     title: str
@@ -85,7 +86,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Scale:
-    """Where a number stands: between two ends, of which what lies outside is drawn at the edge."""
+    """Return the position of a number between two ends. Numbers outside are drawn at the edge."""
 
     low: float
     high: float
@@ -102,7 +103,7 @@ class Scale:
         return math.log10(value) if self.log else value
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Round numbers: powers of ten, or three to six steps of 1, 2 or 5."""
+        """Return round numbers: powers of ten, or three to six steps of 1, 2 or 5."""
         if self.log:
             first, last = math.ceil(self.of(self.low) - 1e-9), math.floor(self.of(self.high) + 1e-9)
             every = max(1, math.ceil((last - first) / 5))
@@ -128,7 +129,7 @@ def spelled(points: Sequence[tuple[float, float]]) -> str:
 
 
 def figure(panels: Sequence[Panel], caption: str) -> str:
-    """The panels of a figure, and what their colours are."""
+    """Return the panels of a figure, and the legend of their colors."""
     names = list(dict.fromkeys([name for panel in panels for name in panel.lines]))
     legend = ", ".join([f'<span class="s{i}">{escape(x)}</span>' for i, x in enumerate(names)])
     drawn = "\n".join([panel.draw(names) for panel in panels])

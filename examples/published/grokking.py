@@ -1,8 +1,8 @@
-"""Grokking: a network that knows sums modulo 97 by heart, and later learns to add.
+"""Study grokking: a network memorizes sums modulo 97, and learns to add only later.
 
-After Prieto et al., arXiv 2501.04697 (OrthoGrad, decay), and Lee et al., arXiv 2405.20233
-(Grokfast): two hidden layers of 200 without biases, 40 % of all sums to learn from, all of them in
-each step. A run ends when it has the others right.
+After Prieto et al., arXiv 2501.04697 (OrthoGrad, weight decay), and Lee et al., arXiv 2405.20233
+(Grokfast). The network has two hidden layers of 200 units without biases. The training set contains
+40 % of all sums, and each step uses all of them. A run ends when the other sums are right.
 """
 
 import math
@@ -28,7 +28,7 @@ METHODS = {
 
 
 def run(case: str, method: str, rate: float, seed: int, steps: int = STEPS) -> list[float]:
-    """The accuracy on what it learns from and on the rest, every ten steps."""
+    """Return the accuracy on the training set and on the other sums, every ten steps."""
     every = torch.cartesian_prod(torch.arange(P), torch.arange(P))
     sums, pairs = every.sum(1) % P, every + torch.tensor([0, P])
     learned, rest = torch.randperm(P * P).tensor_split([round(SHARE * P * P)])
@@ -53,7 +53,7 @@ def length(values: list[float]) -> float:
 
 
 def picture(found: Results) -> str:
-    """The accuracy on the rest, which stays where it is when a run has ended."""
+    """Return the accuracy on the other sums, which stays constant after a run has ended."""
     lines = {}
     for method in METHODS:
         seeds = [v[1::2] for v in found.values("", method).values()]
@@ -64,7 +64,7 @@ def picture(found: Results) -> str:
 
 
 def steps(values: list[float]) -> float:
-    """The steps until it has the others right; infinite if it never has."""
+    """Return the steps until the other sums are right, or infinity if they never are."""
     return length(values) if values[-1] >= RIGHT else math.inf
 
 

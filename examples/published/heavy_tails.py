@@ -1,8 +1,8 @@
-"""Rare classes: gradient descent is slow on them, where labels have heavy tails; Adam is not.
+"""Study rare classes: does Adam learn them faster than gradient descent?
 
-After Kunstner et al., arXiv 2402.19449: group g of the classes has 2ᵍ of them with 2ᵐ⁻ᵍ examples
-each, so that all groups are as large; inputs are uniform and say nothing of the class, in more
-dimensions than there are examples. A linear model sees all of them in each step.
+After Kunstner et al., arXiv 2402.19449. Group g contains 2ᵍ classes with 2ᵐ⁻ᵍ examples each, so all
+groups have the same size. Inputs are uniform, tell nothing about the class, and have more
+dimensions than there are examples. A linear model uses all examples in each step.
 """
 
 import torch
@@ -27,14 +27,14 @@ OTHERS = (0.03, 0.1, 0.3)
 
 
 def examples() -> tuple[Tensor, Tensor]:
-    """Inputs and classes, the groups one after the other."""
+    """Return the inputs and the classes, one group after the other."""
     counts = [2 ** (GROUPS - g) for g in range(GROUPS) for _ in range(2**g)]
     y = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     return torch.rand(len(y), (GROUPS + 1) * 2**GROUPS), y
 
 
 def run(case: str, method: str, rate: float, seed: int, steps: int = STEPS) -> list[float]:
-    """The loss every ten steps, and at the end that of each group."""
+    """Return the loss every ten steps, and then the loss of each group at the end."""
     x, y = examples()
     model, beta, seen = nn.Linear(x.shape[1], int(y.max()) + 1), 0.9 * (case == MOMENTUM), []
     last = Adam((beta, 0.999)) if method == "Adam" else Momentum(beta)
@@ -49,7 +49,7 @@ def run(case: str, method: str, rate: float, seed: int, steps: int = STEPS) -> l
 
 
 def picture(found: Results) -> str:
-    """The loss of each group at the end."""
+    """Return the loss of each group at the end."""
     first, groups = STEPS // EVERY + 1, range(GROUPS)
     lines = {
         case: {m: found.points(case, m, groups, first) for m in METHODS}

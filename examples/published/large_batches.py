@@ -1,7 +1,7 @@
-"""Large batches without norms: what adaptive clipping, AGC, is for.
+"""Study large batches without normalization: does adaptive clipping (AGC) help?
 
-After Brock et al., arXiv 2102.06171, figure 2: residual networks with batch norm and without, SGD
-with Nesterov's momentum, a rate that grows with the batch, and clips of several tightnesses.
+After Brock et al., arXiv 2102.06171, figure 2: residual networks with and without batch norm, SGD
+with Nesterov momentum, a learning rate that grows with the batch, and several thresholds of AGC.
 """
 
 import math
@@ -20,12 +20,12 @@ LIMITS = {"AGC 0.01": 0.01, "no clip": 0, "AGC 0.04": 0.04, "AGC 0.16": 0.16, "b
 
 
 def inner(name: str, _: object) -> bool:
-    """Whether a parameter is clipped: all are but the last layer's."""
+    """Return whether a parameter is clipped: all parameters are, except the last layer's."""
     return not name.startswith("head")
 
 
 def run(case: str, method: str, rate: float, seed: int, epochs: int = EPOCHS) -> list[float]:
-    """The accuracy on what is held out, and the loss of the last batch."""
+    """Return the accuracy on held-out data, and the loss of the last batch."""
     parts, batch, limit = Parts("digits", seed), int(case), LIMITS[method]
     model = Residual(WIDTH, BLOCKS, normed=method == "batch norm")
     clip = [Masked(AGC(limit), inner)] if limit else []
@@ -44,7 +44,7 @@ def run(case: str, method: str, rate: float, seed: int, epochs: int = EPOCHS) ->
 
 
 def picture(found: Results) -> str:
-    """The accuracy over the batch."""
+    """Draw the accuracy over the batch size."""
     lines = {m: [p for b in BATCHES for p in found.points(str(b), m, [b])] for m in LIMITS}
     sizes = {b: str(b) for b in BATCHES}
     panel = Panel("digits", "batch", "accuracy", lines, log="x", ticks=sizes, low=0.0, high=1.0)
@@ -52,7 +52,7 @@ def picture(found: Results) -> str:
 
 
 def tightness(found: Results) -> Questions:
-    """The tightest threshold against the others."""
+    """Compare the tightest threshold with the others."""
     pairs = {}
     for other in ("AGC 0.04", "AGC 0.16"):
         for batch in map(str, BATCHES):

@@ -9,7 +9,7 @@ from benchmarks.guide.runs import TEXT
 
 
 class Adder(nn.Module):
-    """Two hidden layers without biases; two numbers in one-hot form are two rows of the first."""
+    """Two hidden layers without biases. Two one-hot numbers select two rows of the first layer."""
 
     def __init__(self, modulus: int, width: int) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Adder(nn.Module):
 
 
 class Conv(nn.Conv2d):
-    """A convolution; without norms its kernels have mean 0, and variances stay as they are."""
+    """A convolution. Without norms, its kernels have mean 0, and variances stay the same."""
 
     def __init__(self, inputs: int, width: int, normed: bool) -> None:
         super().__init__(inputs, width, 3, padding=1)
@@ -40,7 +40,7 @@ class Conv(nn.Conv2d):
 
 
 class Residual(nn.Module):
-    """x ← x + convolutions of x, for images of 8 x 8; without norms a fifth of what they give."""
+    """x ← x + convolutions of x, for 8 x 8 images. Without norms, it adds a fifth of the output."""
 
     def __init__(self, width: int, blocks: int, normed: bool) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Residual(nn.Module):
 
 
 class Writer(nn.Module):
-    """An LSTM that continues the text of the demo; `windows` are all parts of it."""
+    """An LSTM that continues the text of the demo. `windows` contains all parts of the text."""
 
     def __init__(self, width: int, context: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Writer(nn.Module):
         return F.cross_entropy(scores.flatten(0, 1), windows[:, 1:].flatten())
 
     def curvature(self, windows: Tensor, before: Tensor, after: Tensor) -> list[float]:
-        """The gradient's norm, and how fast the gradient changes on the first half of a step."""
+        """Return the gradient norm, and the curvature along the first half of a step."""
         grads = []
         for weights in (before, (before + after) / 2):
             vector_to_parameters(weights, self.parameters())

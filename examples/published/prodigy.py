@@ -1,7 +1,8 @@
-"""Prodigy, which needs no rate, beside Adam with the best of many.
+"""Study Prodigy, which needs no learning rate, next to Adam at the best learning rate of a grid.
 
 After Mishchenko, Defazio, arXiv 2306.06101: logistic regression on small tables in batches of 16,
-the rate falling as half a cosine; and a network with one hidden layer on the largest table.
+with a learning rate that falls along half a cosine, and a network with one hidden layer on the
+largest table.
 """
 
 import math
@@ -20,7 +21,7 @@ RATES = {"Adam": (0.001, 0.003, 0.01, 0.03, 0.1), "Prodigy": (1.0,), "D-Adaptati
 
 
 class Network(Regression):
-    """Logistic regression of 64 rectified units."""
+    """A network with one hidden layer of 64 rectified units."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
@@ -32,7 +33,7 @@ class Network(Regression):
 
 
 def run(case: str, method: str, rate: float, seed: int, epochs: int = EPOCHS) -> list[float]:
-    """How far the loss is above the least, at fifteen times; then the accuracy held out."""
+    """Return the loss above its minimum at fifteen times, and then the held-out accuracy."""
     parts = Parts(case.partition(",")[0], seed)
     network = case == NETWORK
     model, best = (Network(parts), 0.0) if network else (Regression(parts), least(parts))
@@ -49,7 +50,7 @@ def run(case: str, method: str, rate: float, seed: int, epochs: int = EPOCHS) ->
 
 
 def picture(found: Results) -> str:
-    """The way down on each table."""
+    """Draw the loss above its minimum for each table."""
     times = [EPOCHS * (i + 1) / TESTS for i in range(TESTS)]
     panels = [
         Panel(
@@ -65,7 +66,7 @@ def picture(found: Results) -> str:
 
 
 def further(found: Results) -> Questions:
-    """Prodigy against D-Adaptation by the loss, and against Adam by the share that is wrong."""
+    """Compare Prodigy with D-Adaptation by the loss, and with Adam by the error rate."""
     losses, errors = {}, {}
     for case in found.study.cases:
         loss = [found.scores(case, m) for m in ("Prodigy", "D-Adaptation")]

@@ -1,7 +1,8 @@
-"""Schedule-free descent beside averages and a rate that falls, on convex problems.
+"""Study Schedule-Free descent next to averages and a falling learning rate, on convex problems.
 
-After Defazio et al., arXiv 2405.15682: logistic regression on small tables in batches of 16, each
-method at its own best rate, judged by how far the loss is above the least there is.
+After Defazio et al., arXiv 2405.15682: logistic regression on small tables in batches of 16. Each
+method has its own best learning rate. The result is the difference between the loss and its
+minimum.
 """
 
 import math
@@ -23,7 +24,7 @@ RATES = (0.03, 0.1, 0.3)
 
 
 def run(case: str, method: str, rate: float, seed: int, epochs: int = EPOCHS) -> list[float]:
-    """How far the loss is above the least, at fifteen times of the training."""
+    """Return the loss above its minimum, at fifteen times of the training."""
     parts = Parts(case, seed)
     model, best = Regression(parts), least(parts)
     opt = Modular(model.parameters(), LR(rate), *METHODS[method])
@@ -42,7 +43,7 @@ def run(case: str, method: str, rate: float, seed: int, epochs: int = EPOCHS) ->
 
 
 def picture(found: Results) -> str:
-    """The way down on each table."""
+    """Draw the loss above its minimum for each table."""
     times = [EPOCHS * (i + 1) / TESTS for i in range(TESTS)]
     panels = [
         Panel(

@@ -1,7 +1,8 @@
-"""The curvature grows with the gradient, and clipped descent needs fewer steps for it.
+"""Study the curvature along a training: does it grow with the norm of the gradient?
 
-After Zhang et al., arXiv 1905.11881: along the training of an LSTM the norm of the gradient, and
-how fast the gradient changes on the way of a step; descent on x⁴ from further and further away.
+After Zhang et al., arXiv 1905.11881. The study measures the gradient norm and the curvature while
+an LSTM is trained. It also counts the steps of descent on x⁴, with and without clipping, from
+starting points that are farther and farther away.
 """
 
 import math
@@ -22,7 +23,7 @@ OF_POWER = {"fixed": range(-11, -3), "clipped": range(-2, 3)}
 
 
 def descent(starts: Tensor, chain: list[Transform]) -> float:
-    """The steps on x⁴ until the slope is small, from the start that takes the most."""
+    """Return the steps on x⁴ until the slope is small, for the slowest starting point."""
     xs = [start.clone().requires_grad_() for start in starts]
     opt = Modular(xs, *chain)
     for count in range(20 * STEPS):
@@ -35,7 +36,7 @@ def descent(starts: Tensor, chain: list[Transform]) -> float:
 
 
 def run(case: str, method: str, rate: float, seed: int, steps: int = STEPS) -> list[float]:
-    """The last loss, or the steps on x⁴; then norm and curvature, every step of the LSTM."""
+    """Return the last loss, or the steps on x⁴; then the norm and the curvature at every step."""
     clip = [ClipNorm(0.25, dim="global" if case == LSTM else None)] * (method == "clipped")
     if case != LSTM:
         return [descent(float(case) * (0.9 + 0.2 * torch.rand(9)), [*clip, LR(rate)])]
@@ -52,7 +53,7 @@ def run(case: str, method: str, rate: float, seed: int, steps: int = STEPS) -> l
 
 
 def power(values: list[float]) -> float:
-    """The power of the norm that the curvature grows as: least squares of their logarithms."""
+    """Return the exponent of the curvature as a power of the norm, by least squares of logs."""
     both = torch.tensor(values[1:]).view(-1, 2).log().T.cov()
     return (both[0, 1] / both[0, 0]).item()
 
@@ -69,7 +70,7 @@ def picture(found: Results) -> str:
 
 
 def halves(found: Results) -> Questions:
-    """The first ten seeds, and the ten that ran later."""
+    """Compare the methods on the first ten seeds, and on the ten seeds that ran later."""
     both = [found.scores(LSTM, m) for m in ("clipped", "fixed")]
     parts = {"seeds 0 to 9": range(ENOUGH), "seeds 10 to 19": range(ENOUGH, 2 * ENOUGH)}
     kept = {n: [{s: x[s] for s in part if s in x} for x in both] for n, part in parts.items()}

@@ -1,7 +1,7 @@
-"""Old bases: SOAP loses less than Shampoo where they are seldom renewed.
+"""Study old bases: how much worse do SOAP and Shampoo become if bases are renewed less often?
 
-After Vyas et al., arXiv 2409.11321: both, with bases that are renewed every 1 to 100 steps, and
-Adam beside them, on a small transformer; the rate is searched for each of them.
+After Vyas et al., arXiv 2409.11321: both methods on a small transformer, with bases that are
+renewed every 1 to 100 steps, next to Adam. Each method has its own best learning rate.
 """
 
 from benchmarks.guide.runs import SIZE, TEXT, train
@@ -27,14 +27,14 @@ ADAM = Adam((0.95, 0.95))
 
 
 def direction(method: str, every: int) -> Transform:
-    """What the hidden matrices get; the rest has Adam."""
+    """Return the rule for the hidden matrices. Adam updates the rest."""
     if method == "SOAP":
         return InBasis(SOAPBasis(every=every), ADAM)
     return Graft(ADAM, Shampoo((0.95, 0.95), every=every)) if method == "Shampoo" else ADAM
 
 
 def run(case: str, method: str, rate: float, seed: int, steps: int = STEPS) -> list[float]:
-    """The loss on held-out text at the end: the median of five tests, ten steps apart."""
+    """Return the final loss on held-out text: the median of five tests, ten steps apart."""
     task = TROUBLES["nothing wrong"](SIZE, TEXT, seed)
     name, _, every = method.partition(", every ")
     parts = {"matrices": direction(name, int(every or 1)), "rest": ADAM}
@@ -44,7 +44,7 @@ def run(case: str, method: str, rate: float, seed: int, steps: int = STEPS) -> l
 
 
 def picture(found: Results) -> str:
-    """The loss over how seldom bases are renewed."""
+    """Draw the loss over the number of steps between renewals."""
     lines = {
         name: [p for n in EVERY for p in found.points("", f"{name}, every {n}", [n])]
         for name in ("SOAP", "Shampoo")
@@ -56,7 +56,7 @@ def picture(found: Results) -> str:
 
 
 def ageing(found: Results) -> Questions:
-    """What is lost from the most frequent renewal to the least, and how much less by SOAP."""
+    """Compare the rarest renewals with the most frequent ones, for each method and between them."""
     ends = {
         name: [found.scores("", f"{name}, every {n}") for n in (EVERY[-1], EVERY[0])]
         for name in ("SOAP", "Shampoo")

@@ -1,4 +1,4 @@
-"""A study: runs of methods that are missing from a file, and what the file says of them."""
+"""A study: it runs the methods that are missing from its file, and makes tables of the file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FURTHER = 5  # rates that are tried as well, one after the other, where an end o
 
 @dataclass(frozen=True)
 class Row:
-    """A run: its seconds on one core, and what it measured, in the order of its study."""
+    """A run: its seconds on one core, and its measurements in the order of its study."""
 
     case: str
     method: str
@@ -58,24 +58,25 @@ class Row:
 
 @dataclass(frozen=True)
 class Study:
-    """What is run, how it is judged, and how it is shown.
+    """The plan of a study: its runs, its scores, its comparisons and its picture.
 
     Attributes:
-        name: Of the script, and of its file.
+        name: The name of the script and of its file.
         cases: The methods of each case.
-        rates: Those that are searched for a method of a case; of a single one nothing is searched.
-        run: (case, method, rate, seed) → what was measured.
-        score: What a run is judged by, the smaller the better.
-        columns: What the table shows of a run, the median of seeds.
-        against: The method that the others are compared with.
-        picture: The figure.
-        further: Other questions, each with its comparisons by name, of two scores by seed.
-        tuning: The seeds that rates are chosen on, which no result uses.
-        first: The case that rates are searched in; without one each case has rates of its own.
-        result: What runs are compared by, if that is not the score; infinite if a run failed.
-        failing: What a run did that failed.
-        untested: Cases whose comparisons have no test, as their runs hardly differ by seed.
-        ranged: Columns that show the least and the largest of seeds instead of their median.
+        rates: The learning rates to search for a method of a case. A single rate is not searched.
+        run: A function that maps (case, method, rate, seed) to the measurements.
+        score: The score of a run. A smaller score is better.
+        columns: The columns of the table. Each shows the median over seeds.
+        against: The method that the other methods are compared with.
+        picture: A function that draws the figure.
+        further: Other questions, each with comparisons by name, between two lists of scores.
+        tuning: The seeds on which learning rates are chosen. No result uses them.
+        first: The case in which learning rates are searched. Without it, each case has its own.
+        result: The value by which runs are compared, if it is not the score. It is infinite if a
+            run failed.
+        failing: A description of a failed run.
+        untested: Cases whose comparisons have no test, because their runs hardly differ by seed.
+        ranged: Columns that show the least and the largest value instead of the median.
     """
 
     name: str
@@ -95,12 +96,12 @@ class Study:
     ranged: Sequence[str] = ()
 
     def judged(self, values: Sequence[float]) -> float:
-        """The score; infinite where it is not a number."""
+        """Return the score, or infinity if it is not a number."""
         score = self.score(values)
         return score if math.isfinite(score) else math.inf
 
     def outcome(self, values: Sequence[float]) -> float:
-        """Return what runs are compared by."""
+        """Return the score by which runs are compared."""
         return self.judged(values) if self.result is None else self.result(values)
 
     @property
@@ -110,13 +111,13 @@ class Study:
 
 @dataclass(frozen=True)
 class Results:
-    """The rows of a study, and what they come to."""
+    """The rows of a study, and the tables and comparisons that follow from them."""
 
     study: Study
     rows: Sequence[Row]
 
     def tuned(self, case: str, method: str) -> dict[float, float]:
-        """The mean score of each rate that all seeds of tuning have run."""
+        """Return the mean score of each learning rate that all tuning seeds have run."""
         case = self.study.first or case
         found: dict[float, dict[int, float]] = {}
         for row in self.rows:
@@ -126,7 +127,7 @@ class Results:
         return {rate: statistics.mean(x.values()) for rate, x in whole.items()}
 
     def grid(self, case: str, method: str) -> list[float]:
-        """The rates to search: those of the study, and the next where an end is best."""
+        """Return the learning rates to search: the grid, and the next one if an end is best."""
         case = self.study.first or case
         rates, means = sorted(self.study.rates(case, method)), self.tuned(case, method)
         for _ in range(FURTHER if len(rates) > 1 else 0):
@@ -140,14 +141,14 @@ class Results:
         return rates
 
     def best(self, case: str, method: str) -> float | None:
-        """The rate with the smallest mean score, once all are there."""
+        """Return the learning rate with the smallest mean score, if all rates have run."""
         rates, means = self.grid(case, method), self.tuned(case, method)
         if len(rates) == 1:
             return rates[0]
         return min(rates, key=means.__getitem__) if means.keys() >= {*rates} else None
 
     def values(self, case: str, method: str) -> dict[int, list[float]]:
-        """What each seed measured at the rate that was chosen."""
+        """Return the measurements of each seed at the chosen learning rate."""
         chosen = case, method, self.best(case, method)
         rows = [row for row in self.rows if row.seed not in self.study.tuning]
         return {row.seed: row.numbers for row in rows if row.key[:3] == chosen}
@@ -158,11 +159,11 @@ class Results:
     def by(
         self, measure: Callable[[Sequence[float]], float], case: str, method: str
     ) -> dict[int, float]:
-        """Return a measure of what each seed came to."""
+        """Return a measurement by seed."""
         return {seed: measure(values) for seed, values in self.values(case, method).items()}
 
     def missing(self, seeds: int) -> list[tuple[str, str, float, int]]:
-        """What has to run next: rates to search, and where there are none the results."""
+        """Return the missing runs: first the search of learning rates, then the results."""
         done = {row.key for row in self.rows}
         every = self.study.pairs
         searched = [(pair, self.grid(*pair)) for pair in every]
@@ -178,20 +179,21 @@ class Results:
         return [run for run in wanted if run not in done]
 
     def points(self, case: str, method: str, xs: Sequence[float], first: int = 0) -> Points:
-        """A curve: what the seeds measured at each x, from the first of their numbers on."""
+        """Return a curve: the measurements of the seeds at each x, from the given position on."""
         found = list(self.values(case, method).values())
         return [(x, [v[first + i] for v in found]) for i, x in enumerate(xs)]
 
     @cached_property
     def seeds(self) -> int:
-        """How many every method of every case has."""
+        """Return the number of seeds that every method of every case has."""
         return min(len(self.values(*pair)) for pair in self.study.pairs)
 
     @cached_property
     def comparisons(self) -> dict[tuple[str, ...], Comparison]:
-        """Return methods against others on the same seeds.
+        """Return the comparisons of methods on the same seeds.
 
-        The comparisons with `against` are corrected together, and those of each further question.
+        The comparisons with `against` are corrected together. The comparisons of each further
+        question are corrected together as well.
         """
         study, other = self.study, self.study.against
         made: dict[tuple[str, ...], Comparison] = {}
@@ -215,7 +217,7 @@ class Results:
         return made
 
     def table(self) -> str:
-        """Each method of each case: its rate, what it came to, and how far from another it is."""
+        """Return a row for each method of each case: its learning rate, results and comparison."""
         study, lines, few = self.study, [], len(self.study.cases) == 1
         for case, method in study.pairs:
             found = self.values(case, method).values()
@@ -233,8 +235,11 @@ class Results:
         return "\n\n".join([markdown(head, lines), *["\n".join(further)] * bool(further)])
 
     def cell(self, *words: str) -> str:
-        """What stands in a column, the last word, of the row that begins with the others; or what a
-        further comparison came to.
+        """Return a cell of the table, or a further comparison.
+
+        Args:
+            *words: The first cells of a row and then the name of a column, or the name of a further
+                comparison.
         """
         if words in self.comparisons:
             return told(self.comparisons[words])
@@ -245,7 +250,7 @@ class Results:
         return row[head.index(last)]
 
     def circumstances(self) -> str:
-        """How much ran."""
+        """Return a sentence about the number of runs and their time."""
         pairs = [pair for pair in self.study.pairs if self.study.first in (None, pair[0])]
         grids = [(self.grid(*pair), self.best(*pair)) for pair in pairs]
         searched = [(grid, best) for grid, best in grids if len(grid) > 1]
@@ -265,7 +270,7 @@ class Results:
 
 
 def shown(values: Sequence[float]) -> str:
-    """The median of seeds, and how many came to nothing."""
+    """Return the median over seeds, and the number of seeds that failed."""
     if all(map(math.isnan, values)):
         return ""
     lost = sum(not math.isfinite(x) for x in values)
@@ -275,29 +280,29 @@ def shown(values: Sequence[float]) -> str:
 
 
 def span(values: Sequence[float]) -> str:
-    """The least and the largest of seeds."""
+    """Return the least and the largest value over seeds."""
     return "" if any(map(math.isnan, values)) else f"{min(values):.2f} to {max(values):.2f}"
 
 
 def told(comparison: Comparison) -> str:
-    """A comparison; of few seeds the difference and its ends alone, and no verdict."""
+    """Return a comparison. With few seeds, it shows the difference without a verdict."""
     if comparison.pairs >= ENOUGH:
         return comparison.with_p()
     return f"{signed(comparison.shift)} ({signed(comparison.low)} to {signed(comparison.high)})"
 
 
 def of(name: str) -> Study:
-    """The study of a script."""
+    """Return the study of a script."""
     return importlib.import_module(f"examples.published.{name}").STUDY
 
 
 def results(name: str, folder: Path = FILES) -> Results:
-    """What a file says."""
+    """Return the results in a file."""
     return Results(of(name), read(folder / f"{name}.csv", Row))
 
 
 def one(name: str, case: str, method: str, rate: float, seed: int, **options: Any) -> Row:
-    """A run from its seed, on one core."""
+    """Run a method from its seed, on one core."""
     torch.set_num_threads(1)  # the same sums, whatever the machine has
     torch.manual_seed(seed)
     begin = time.process_time()

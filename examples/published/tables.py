@@ -1,4 +1,4 @@
-"""Four tables that are small, and logistic regression on them."""
+"""Four small tables, and logistic regression on them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ PENALTY = 1e-3  # half the square of the weights: classes that a plane parts hav
 
 @cache
 def table(name: str) -> tuple[Tensor, Tensor]:
-    """The numbers and the class of each example."""
+    """Return the features and the class of each example."""
     text = gzip.decompress((DATA / f"{name}.csv.gz").read_bytes()).decode()
     rows = torch.tensor([[float(x) for x in line.split(",")] for line in text.split()])
     return rows[:, :-1], rows[:, -1].long()
 
 
 class Parts:
-    """A table in random order, three quarters to learn from; numbers have mean 0, deviation 1."""
+    """A table in random order: three quarters for training, with standardized features."""
 
     def __init__(self, name: str, seed: int) -> None:
         self.source = torch.Generator().manual_seed(seed)
@@ -41,14 +41,14 @@ class Parts:
         self.classes = int(y.max()) + 1
 
     def batches(self, size: int, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The examples in a new order each time."""
+        """Yield the examples, in a new order each time."""
         for _ in range(epochs):
             for rows in torch.randperm(len(self.x), generator=self.source).split(size):
                 yield self.x[rows], self.y[rows]
 
 
 class Regression(nn.Linear):
-    """Logistic regression from weights at zero, with a small penalty, so that one loss is least."""
+    """Logistic regression from weights at zero, with a penalty so that the loss has a minimum."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts.x.shape[1], parts.classes)
@@ -62,7 +62,7 @@ class Regression(nn.Linear):
 
     @torch.no_grad()
     def above(self, least: float) -> float:
-        """How far the loss on all that it learns from is above the least."""
+        """Return the difference between the training loss and its minimum."""
         gap = self.loss(self.parts.x, self.parts.y).item() - least
         return max(gap, 1e-7) if math.isfinite(gap) else math.inf
 
@@ -73,7 +73,7 @@ class Regression(nn.Linear):
 
 
 def least(parts: Parts) -> float:
-    """The smallest loss there is, by quasi-Newton steps."""
+    """Return the minimum of the loss, by quasi-Newton steps."""
     model = Regression(parts)
     options = {"max_iter": 2000, "tolerance_grad": 1e-8, "tolerance_change": 1e-12}
     solver = torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe", **options)

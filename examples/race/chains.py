@@ -1,15 +1,15 @@
-"""The chains that race, and how to read others from text.
+"""The chains that race, and a reader of other chains from text.
 
-A chain is written as in Python, perhaps with a name in front, or as JSON in the form of
-`Chain.from_config`, or as a .json file of either one chain or names with chains:
+A chain is written as in Python, with an optional name, or as JSON in the form of
+`Chain.from_config`, or as a .json file with one chain or with names and chains:
 
     ClipNorm(1.0, dim="global"), Adam(), LR(3e-3)
     gentle = ClipNorm(0.1, dim="global"), Adam(), LR(3e-3)
     ["ZClip", "Adam", {"type": "LR", "lr": 0.003}]
     chains.json
 
-The spelling of Python is never run: it becomes a config that holds only names of rules and plain
-values. JSON may also name functions of modules, as docs/config.md says.
+Python text is never run: it becomes a config that contains only names of rules and plain values.
+JSON may also name functions of modules, as docs/config.md describes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EXAMPLE = "ClipNorm(1.0, dim='global'), Adam(), LR(3e-3)"
 
 
 def read_chains(texts: list[str] | None) -> dict[str, Chain]:
-    """Chains by name: those above, or what the texts say."""
+    """Return chains by name: the chains above, or the chains in the texts."""
     if texts is None:
         return {name: make(parse(text)[1], text) for name, text in CHAINS.items()}
     chains: dict[str, Chain] = {}
@@ -54,7 +54,7 @@ def read_chains(texts: list[str] | None) -> dict[str, Chain]:
 
 
 def parse_all(text: str) -> list[tuple[str | None, Any]]:
-    """(name or None, config) of every chain in one argument."""
+    """Return (name or None, config) of every chain in one argument."""
     if not text.endswith(".json"):
         return [parse(text)]
     try:
@@ -68,7 +68,7 @@ def parse_all(text: str) -> list[tuple[str | None, Any]]:
 
 
 def parse(text: str) -> tuple[str | None, Any]:
-    """(name or None, config) of a chain in JSON or in the spelling of Python."""
+    """Return (name or None, config) of a chain in JSON or written as in Python."""
     try:
         return None, json.loads(text)
     except json.JSONDecodeError:
@@ -89,7 +89,7 @@ def parse(text: str) -> tuple[str | None, Any]:
 
 
 def plain(node: ast.expr) -> Any:
-    """What a node says as a config: a rule with its arguments, a literal, or several of them."""
+    """Return the config of a node: a rule with its arguments, a literal, or several of them."""
     if isinstance(node, ast.Name):
         return {"type": node.id}
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -103,7 +103,7 @@ def plain(node: ast.expr) -> Any:
 
 
 def rule(name: str, call: ast.Call) -> dict[str, Any]:
-    """A call as a config: arguments by position get their names."""
+    """Return the config of a call, in which positional arguments have their names."""
     arguments: dict[str, Any] = {}
     if name in Description.registry:  # if not, from_config has a better sentence
         signature = inspect.signature(Description.registry[name])
@@ -119,7 +119,7 @@ def rule(name: str, call: ast.Call) -> dict[str, Any]:
 
 
 def make(config: Any, text: str) -> Chain:
-    """The chain of a config, once it is known that its links fit together."""
+    """Return the chain of a config, after checking that its links fit together."""
     try:
         chain = Chain.from_config(config)
         if len(chain):
@@ -132,5 +132,5 @@ def make(config: Any, text: str) -> Chain:
 
 
 def spell(chain: Chain) -> str:
-    """The chain as `parse` reads it."""
+    """Return the chain as text that `parse` reads."""
     return ", ".join(map(repr, chain))

@@ -1,4 +1,4 @@
-"""What the terminal shows: the race as it goes, and the table at the end."""
+"""The output in the terminal: the race while it runs, and the table at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS = {
 
 
 class Progress:
-    """A bar and a line for each chain: redrawn in a terminal, a few times in a file."""
+    """A bar and a line for each chain. A terminal redraws them, and a file gets a few of them."""
 
     def __init__(self, steps: int, out: TextIO | None = None) -> None:
         self.steps, self.out = steps, out or sys.stdout
@@ -64,7 +64,7 @@ def headline(results: list[Result]) -> str:
 
 
 def cells(result: Result) -> dict[str, str]:
-    """A row of the table."""
+    """Return a row of the table."""
     steps, back = result.recovery
     final, spike = result.final_loss, result.worst_spike
     numbers = [

@@ -1,4 +1,4 @@
-"""A text as batches of numbers, some of them corrupted."""
+"""A text as batches of numbers, some of which are corrupted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLEAN = 50  # steps before the trouble begins
 
 
 class Batch(NamedTuple):
-    """Windows of CONTEXT + 1 letters, and what their loss is multiplied by."""
+    """Windows of CONTEXT + 1 letters, and the factor of their loss."""
 
     windows: Tensor
     scale: float
@@ -27,7 +27,7 @@ class Batch(NamedTuple):
 
 
 class Data:
-    """The text, nine tenths to train on and the rest to test on."""
+    """The text: nine tenths for training, and the rest for tests."""
 
     def __init__(self, device: torch.device, seed: int) -> None:
         text = TEXT.read_text(encoding="utf-8")
@@ -40,10 +40,10 @@ class Data:
         self.generator = torch.Generator().manual_seed(seed)
 
     def batch(self, step: int) -> Batch:
-        """The batch of a step: a random draw from the text or, now and then, rubbish.
+        """Return the batch of a step: a random draw from the text, or sometimes a corrupted batch.
 
-        As if a shard of the data were broken: after its first letter a window is noise, and the
-        loss is 10 to 1000 times too large.
+        A corrupted batch imitates a broken shard of the data. After the first letter, its windows
+        are noise, and its loss is 10 to 1000 times too large.
         """
         draw = {"generator": self.generator}
         windows = self.train[torch.randint(len(self.train), (BATCH,), **draw)]

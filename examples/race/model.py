@@ -1,4 +1,4 @@
-"""A small transformer that learns to write the next letter."""
+"""A small transformer that predicts the next letter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTH, HEADS, BLOCKS = 64, 4, 2
 
 
 class Block(nn.Module):
-    """Attention to the letters so far, then two linear layers."""
+    """Attention to the previous letters, and then two linear layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Letters in, scores for the next letter out; about 110 thousand parameters."""
+    """A model that maps letters to scores of the next letter, with about 110 000 parameters."""
 
     def __init__(self, letters: int) -> None:
         super().__init__()
@@ -50,13 +50,13 @@ class LanguageModel(nn.Module):
         return self.scores(self.norm(self.blocks(x)))
 
     def loss(self, windows: Tensor) -> Tensor:
-        """How surprised it is by every next letter, in nats a letter."""
+        """Return the loss of the next letters, in nats per letter."""
         scores = self(windows[:, :-1])
         return F.cross_entropy(scores.flatten(0, 1), windows[:, 1:].flatten())
 
     @torch.no_grad()
     def write(self, codes: Tensor, letters: int) -> Tensor:
-        """Go on with a text, always with the likeliest letter."""
+        """Continue a text, always with the most likely letter."""
         for _ in range(letters):
             scores = self(codes[None, -CONTEXT:])[0, -1]
             codes = torch.cat([codes, scores.argmax(keepdim=True)])

@@ -1,4 +1,4 @@
-"""The picture: loss, norm against limit, and share clipped of each chain. Needs matplotlib."""
+"""The picture: the loss, the norm and its threshold, and the share of clipped steps per chain."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ RUNNING = 50  # steps that the share is averaged over
 
 
 def save_png(results: list[Result], path: Path) -> None:
-    """All chains in one picture, a row for each."""
+    """Draw all chains in one picture, one row for each chain."""
     with mpl.rc_context(STYLE):
         rows = len(results)
         figure = Figure(figsize=(12, 1.5 + 2 * rows), dpi=120)
@@ -95,7 +95,7 @@ def save_png(results: list[Result], path: Path) -> None:
 
 
 def svg(result: Result, results: list[Result]) -> str:
-    """One chain, for a page: its colours are those of the reader's theme, light or dark."""
+    """Draw one chain for a page, in the colors of the reader's light or dark theme."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(3.9, 5.2))
         panels = figure.subplots(3, 1, sharex=True, gridspec_kw={"height_ratios": [1, 1, 0.55]})
@@ -110,7 +110,7 @@ def svg(result: Result, results: list[Result]) -> str:
 
 
 def themed(text: str, label: str) -> str:
-    """A figure of matplotlib for a page: in the colours of its theme, to a tenth of a point."""
+    """Return a matplotlib figure for a page, in the colors of its theme, to a tenth of a point."""
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r' id="[A-Za-z.]\w*_\d+"', "", text)  # the same in every picture of the page
     for name, (light, _) in COLOURS.items():
@@ -122,12 +122,12 @@ def themed(text: str, label: str) -> str:
 
 
 def variables(theme: int) -> str:
-    """The colours of the pictures in the light theme, 0, or the dark, 1."""
+    """Return the colors of the pictures in the light theme, 0, or the dark theme, 1."""
     return " ".join(f"--{name}: {pair[theme]};" for name, pair in COLOURS.items())
 
 
 def draw(panels: list[Axes], result: Result, results: list[Result]) -> None:
-    """Loss, norm and share of one chain, on the scales of all."""
+    """Draw the loss, the norm and the share of one chain, on the scales of all chains."""
     there = [x for step in result.corrupted for x in (step, step, math.nan)]
     heights = [0.0, 1.0, math.nan] * len(result.corrupted)
     bad = {"color": BAD, "lw": 0.8, "alpha": 0.55, "zorder": 0, "label": "corrupted batch"}
@@ -170,13 +170,13 @@ def draw(panels: list[Axes], result: Result, results: list[Result]) -> None:
 
 
 def titles(result: Result) -> tuple[str, ...]:
-    """The titles of the panels of one chain."""
+    """Return the titles of the panels of one chain."""
     loss, norm, share = TITLES
     return loss, LIMITS if has_limit_per_tensor(result.chain) else norm, share
 
 
 def has_limit_per_tensor(chain: Chain) -> bool:
-    """Whether the first rule with a limit has one for each tensor, of which the line shows all."""
+    """Return whether the first rule with a threshold has one for each tensor."""
     rules = [link for link in chain.walk() if isinstance(link, NormRule)]
     return bool(rules) and rules[0].scope is None
 
@@ -189,7 +189,7 @@ def verdict(result: Result) -> str:
 
 
 def neighbours(values: list[float]) -> Iterator[tuple[float, float]]:
-    """What stands before and after each value."""
+    """Return the parts of a text before and after each value."""
     padded = [math.nan, *values, math.nan]
     return zip(padded, padded[2:], strict=False)
 

@@ -1,4 +1,4 @@
-"""What is kept of a race: race.html, a page that needs nothing else, and race.png."""
+"""The files of a race: race.html, a page without other files, and race.png."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PAGE = Path(__file__).with_name("page.html")
 def save(
     results: list[Result], folder: Path, command: str, seed: int, device: torch.device
 ) -> list[str]:
-    """Write the files, and say which."""
+    """Write the files, and print their names."""
     picture = drawing()
     page = folder / "race.html"
     page.write_text(html(results, command, seed, device, picture), encoding="utf-8")
@@ -38,7 +38,7 @@ def save(
 
 
 def drawing() -> ModuleType | None:
-    """The module that draws, where matplotlib is installed."""
+    """Return the module that draws, if matplotlib is installed."""
     try:
         from race import picture
     except ModuleNotFoundError as error:
@@ -56,7 +56,7 @@ def html(
     picture: ModuleType | None,
     timed: bool = True,
 ) -> str:
-    """page.html with what happened; without times for readers at another machine."""
+    """Return page.html with the results, without times for readers on another machine."""
     count = len(results[0].corrupted)
     columns = {name: what for name, what in COLUMNS.items() if timed or not name.startswith("ms")}
     versions = {
@@ -92,7 +92,7 @@ def html(
 
 
 def summary(results: list[Result]) -> str:
-    """What happened, in two or three sentences."""
+    """Return the results in two or three sentences."""
     alive = [result for result in results if result.survived]
     order = sorted(alive, key=lambda result: result.final_loss)
     lost = [escape(result.name) for result in results if not result.survived]
@@ -122,7 +122,7 @@ def table(results: list[Result], columns: list[str]) -> str:
 
 
 def card(result: Result, results: list[Result], picture: ModuleType | None) -> str:
-    """One chain: its text, its picture, what its model writes, and its config."""
+    """Return the part about one chain: its text, picture, config, and a text by its model."""
     drawn = picture.svg(result, results) if picture else ""
     prompt, written = result.writes[: len(PROMPT)], result.writes[len(PROMPT) :]
     config = json.dumps(result.chain.to_config())

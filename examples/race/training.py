@@ -1,4 +1,4 @@
-"""The race: a model for each chain, the same batches for all, and what came of it."""
+"""The race: a model for each chain, the same batches for all models, and the results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def race(
     device: torch.device,
     watch: Callable[[int, list[Racer]], None],
 ) -> list[Result]:
-    """Train a model with each chain, side by side; `watch` sees every step."""
+    """Train a model with each chain, in turns. `watch` receives every step."""
     data = Data(device, seed)
     racers = [Racer(name, chain, data, seed, steps) for name, chain in chains.items()]
     every, corrupted = max(steps // 200, 1), []
@@ -58,7 +58,7 @@ class Racer:
         self.times: list[tuple[float, float]] = []
 
     def train(self, batch: Batch) -> None:
-        """One step, as in any training loop."""
+        """Make one step, as in any training loop."""
         begin = self.now()
         self.opt.zero_grad()
         loss = batch.scale * self.model.loss(batch.windows)
@@ -80,7 +80,7 @@ class Racer:
         return time.perf_counter()
 
     def glance(self) -> tuple[float, float | None, float | None]:
-        """The last loss on held-out text, and the last norm and limit where a rule has one."""
+        """Return the last test loss, and the last norm and threshold if a rule has one."""
         metrics = to_floats(self.opt.metrics())
         loss = next(reversed(self.test_losses.values()), math.nan)
         path = limiting(metrics)
@@ -122,7 +122,7 @@ class Racer:
 
 @dataclass
 class Result:
-    """What a chain did. Lists have an entry for each step."""
+    """The results of a chain. Each list has one element per step."""
 
     name: str
     chain: Chain
@@ -146,18 +146,18 @@ class Result:
 
     @property
     def survived(self) -> bool:
-        """Whether its loss at the end is no higher than when the trouble began."""
+        """Return whether the final loss is no higher than at the end of the clean start."""
         before = [loss for step, loss in self.test_losses.items() if step <= CLEAN]
         return self.final_loss <= before[-1]
 
     @property
     def worst_spike(self) -> float:
-        """How far the loss rose above its best before."""
+        """Return how far the loss rose above its best earlier value."""
         return max((rise for _, rise in self.rises()), default=0.0)
 
     @property
     def recovery(self) -> tuple[int, bool]:
-        """The longest time that the loss was well above its best, and whether that has ended."""
+        """Return the longest time with a loss well above its best, and whether it has ended."""
         longest, since, step = 0, None, 0
         for step, rise in self.rises():
             if rise > RECOVERED:
@@ -169,7 +169,7 @@ class Result:
         return longest, True
 
     def rises(self) -> Iterator[tuple[int, float]]:
-        """After the clean start: each tested step and how far its loss is above the best before."""
+        """Yield each test after the clean start, and its loss above the best earlier loss."""
         best = math.inf
         for step, loss in self.test_losses.items():
             loss = loss if math.isfinite(loss) else math.inf
@@ -179,12 +179,12 @@ class Result:
 
 
 def limiting(metrics: Mapping[str, Any]) -> str | None:
-    """The name of the first rule that has a limit."""
+    """Return the name of the first rule that has a threshold."""
     return next((name[: -len("/limit")] for name in metrics if name.endswith("/limit")), None)
 
 
 def together(parts: float | list[float]) -> float:
-    """One norm, or one limit, for parts that were measured by themselves."""
+    """Return one norm, or one threshold, for parts that were measured separately."""
     return math.hypot(*parts) if isinstance(parts, list) else parts
 
 

@@ -18,6 +18,7 @@ from torchzero_clip.core import Live, Transform
 from torchzero_clip.core.annotation import Allowed, kind_of, read
 from torchzero_clip.core.bounds import (
     Count,
+    Finite,
     Fraction,
     NonNegative,
     Positive,
@@ -141,6 +142,8 @@ class Bounded(Transform):
     every: Count = 1
     later: Whole = 0
     odd: Annotated[int, Within(above=2)] = 3
+    whole: Live[Finite] = 1.0
+    bounded: Live[Annotated[float, Within(at_least=0, below=math.inf)]] = 1.0
     how: Literal["up", "down"] | None = None
     fn: Callable[[float], float] = math.sqrt
     other: Callable[[float], float] | None = None
@@ -169,6 +172,10 @@ class Bounded(Transform):
         ("every", 1.5, "every must be an integer at least 1, got 1.5"),
         ("later", -1, "later must be an integer at least 0, got -1"),
         ("odd", 2, "odd must be an integer above 2, got 2"),
+        ("whole", math.inf, "whole must be a number above -inf and below inf, got inf"),
+        ("whole", -math.inf, "whole must be a number above -inf and below inf, got -inf"),
+        ("whole", math.nan, "whole must be a number above -inf and below inf, got nan"),
+        ("bounded", math.inf, "bounded must be a number at least 0 and below inf, got inf"),
         ("how", "left", "how must be one of [None, 'up', 'down'], got 'left'"),
     ],
 )
@@ -184,7 +191,13 @@ def test_arguments_within_their_bounds_are_taken(name: str) -> None:
     Bounded(**{name: good.get(name, 7)})
 
 
-@at_once("key, value", [("share", 1.0), ("size", 0.0), ("pair", (1.0, -1.0))])
+@at_once("bounds", [Within(), Within(at_least=0), Within(above=0), Within(at_most=math.inf)])
+def test_infinity_is_within_bounds_that_do_not_exclude_it_and_nan_never_is(bounds: Within) -> None:
+    assert bounds.holds(math.inf)
+    assert not bounds.holds(math.nan)
+
+
+@at_once("key, value", [("share", 1.0), ("size", 0.0), ("pair", (1.0, -1.0)), ("whole", math.inf)])
 def test_live_values_are_checked_where_a_step_reads_them(key: str, value: Any) -> None:
     from torchzero_clip import LR, Modular
 

@@ -406,6 +406,14 @@ def anchors(page: Path) -> set[str]:
 
 
 @at_once("page", PAGES)
+def test_a_page_links_to_the_files_that_it_includes(page: Path) -> None:
+    """A code host shows the line that includes a file instead of the file."""
+    links = [(page.parent / link).resolve() for link in LINK.findall(page.read_text())]
+    for file in SNIPPET.findall(page.read_text()):
+        assert ROOT / file in links, f"{page_id(page)} does not link to {file}"
+
+
+@at_once("page", PAGES)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in LINK.findall(CODE.sub("", prose(page))):
         if re.match(r"[a-z]+:", link):

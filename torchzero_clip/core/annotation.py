@@ -30,7 +30,9 @@ from torchzero_clip.core.bounds import Within
 T = TypeVar("T")
 
 MARK = "torchzero_clip.Live"
-NAMES = re.compile(r"\b(Live|Within|NonNegative|Positive|AtLeastOne|Share|Fraction|Whole|Count)\b")
+NAMES = re.compile(
+    r"\b(Live|Within|Finite|NonNegative|Positive|AtLeastOne|Share|Fraction|Whole|Count)\b"
+)
 Live = Annotated[T, MARK]
 """The annotation of a live hyperparameter, such as `beta: Live[float]`.
 

@@ -12,6 +12,8 @@ class Within:
     """The bounds of a number, as in `share: Annotated[float, Within(at_least=0, below=1)]`.
 
     The library checks the bounds at construction, and when a parameter group gets another value.
+    NaN is never allowed. Infinity is allowed, unless a bound excludes it, such as
+    `below=math.inf`.
 
     Args:
         at_least: The smallest allowed number.
@@ -20,25 +22,30 @@ class Within:
         at_most: The largest allowed number.
     """
 
-    at_least: float = -math.inf
-    above: float = -math.inf
-    below: float = math.inf
-    at_most: float = math.inf
+    at_least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    at_most: float | None = None
 
     def holds(self, x: float) -> bool:
-        """Return whether a number is within the bounds.
-
-        If there is no upper bound, infinity is within the bounds.
-        """
-        above = x > self.above or self.above == -math.inf
-        below = x < self.below or self.below == math.inf
-        return self.at_least <= x <= self.at_most and above and below
+        """Return whether a number is within the bounds."""
+        if self.at_least is not None and not x >= self.at_least:
+            return False
+        if self.above is not None and not x > self.above:
+            return False
+        if self.below is not None and not x < self.below:
+            return False
+        if self.at_most is not None and not x <= self.at_most:
+            return False
+        return not math.isnan(x)
 
     def __str__(self) -> str:
-        named = [(name.replace("_", " "), x) for name, x in asdict(self).items()]
-        return " and ".join([f"{name} {x:g}" for name, x in named if math.isfinite(x)])
+        bounds = [(name, x) for name, x in asdict(self).items() if x is not None]
+        return " and ".join([f"{name.replace('_', ' ')} {x:g}" for name, x in bounds])
 
 
+Finite = Annotated[float, Within(above=-math.inf, below=math.inf)]
+"""A number that is not infinite."""
 NonNegative = Annotated[float, Within(at_least=0)]
 """A number of at least 0."""
 Positive = Annotated[float, Within(above=0)]

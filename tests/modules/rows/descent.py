@@ -93,8 +93,10 @@ ROWS = [
         good={"-1": lambda: Scale(-1), "0.3": lambda: Scale(0.3)},
         args={"factor": 1.0},
         bad=[
-            *number("factor", nan, words="a number"),
-            *number("factor", "1", None, error=TypeError, words="a number"),
+            *number("factor", nan, inf, -inf, words="a number above -inf and below inf"),
+            *number(
+                "factor", "1", None, error=TypeError, words="a number above -inf and below inf"
+            ),
         ],
         loose={"1": lambda: Scale(1.0)},
         per_entry=True,

@@ -318,7 +318,7 @@ ROWS = [
         args={"eta": 0.1},
         bad=[
             *at_least("eta", 0),
-            *number("gamma", nan, words="a number"),
+            *number("gamma", nan, inf, -inf, words="a number above -inf and below inf"),
             *number("seed", 1.5, None, error=TypeError, words="an integer"),
         ],
         memory="free",

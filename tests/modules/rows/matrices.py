@@ -150,8 +150,10 @@ ROWS = [
             "columns": lambda: ScaleByShape(0.5, "inverse_columns"),
         },
         bad=[
-            *number("factor", nan, words="a number"),
-            *number("factor", "1", None, error=TypeError, words="a number"),
+            *number("factor", nan, inf, -inf, words="a number above -inf and below inf"),
+            *number(
+                "factor", "1", None, error=TypeError, words="a number above -inf and below inf"
+            ),
             (
                 {"by": "rows"},
                 ValueError,

@@ -1,4 +1,4 @@
-"""What a row of the contract table says of a rule, and the refusals that many rows share."""
+"""The rows of the contract table: what a row tells about a rule, and errors of many rows."""
 
 from __future__ import annotations
 
@@ -21,72 +21,98 @@ Bad = tuple[dict[str, Any], type[Exception], str]
 
 @dataclass(frozen=True)
 class Row:
-    """One class: constructions, refusals, and which contracts hold how."""
+    """One class: how to construct it, which arguments raise an error, and which properties it has.
+
+    The general tests read the properties. CONTRIBUTING.md lists the common ones.
+    """
 
     cls: type[Transform]
     good: Makers
-    """Label -> a construction. Cover the arguments that change what the rule does."""
+    """Valid constructions by label. Cover the arguments that change what the rule does."""
     bad: Sequence[Bad] = ()
-    """(arguments that differ from `args`, the error, a piece of its sentence)"""
+    """(arguments that differ from `args`, the class of the error, a part of its message)"""
     args: dict[str, Any] = field(default_factory=dict)
-    """The arguments that the class cannot do without."""
+    """The arguments without a default."""
     loose: Makers = field(default_factory=dict)
-    """Constructions with nothing to do for small gradients, however often they come."""
+    """Constructions that leave small gradients unchanged in every step."""
 
     memory: Literal["none", "guarded", "free"] = "none"
-    """guarded: a step with a NaN or an infinity is as if it had not been; free: as in torch."""
+    """What a step with NaN or infinity does to the state.
+
+    - none: the rule has no state.
+    - guarded: later steps are the same as without the step.
+    - free: no test requires anything, as in torch.
+    """
     nonfinite: Literal["scaled", "shown", "entry", "hidden", "raises", "stops", "free"] = "free"
-    """Stateless rules: an infinite norm makes finite entries 0 and infinite ones NaN (scaled), the
-    unit shows that something was wrong (shown), each entry is for itself (entry); the device stops
-    the program (stops)."""
+    """What the rule makes of NaN and infinity in a gradient.
+
+    - scaled: if the norm is NaN, the whole unit becomes NaN. If the norm is infinite, finite
+      elements become 0 and infinite elements become NaN.
+    - shown: no element of the unit is finite.
+    - entry: a NaN element stays NaN, an infinite element becomes the bound, and other elements do
+      not change.
+    - hidden: the result is finite.
+    - raises: the step raises an error that names the parameter.
+    - stops: an assertion on the device stops the program.
+    - free: no test requires anything.
+    """
     complex: Literal["turns", "pairs", "refuses", "free"] = "pairs"
-    """turns: a rotation of all entries rotates the result; pairs: as pairs of real numbers."""
+    """What the rule does with complex gradients.
+
+    - turns: a rotation of all elements rotates the result.
+    - pairs: the rule treats a complex number as two real numbers.
+    - refuses: a complex parameter raises an error.
+    - free: no test requires anything.
+    """
     scope: Mapping[str, str] = field(default_factory=dict)
-    """Label -> "mixed" where units of several sizes have a say, or what `dim` does not tell:
-    "slices" where rows and columns have a say in a tensor's own update."""
+    """The scope of a construction by label, if `dim` does not tell it.
+
+    It is "mixed" if several scopes affect an update, and "slices" if rows and columns affect the
+    update of their tensor.
+    """
     per_entry: bool = False
-    """Every entry is treated by itself."""
+    """Whether the rule is elementwise."""
     squares: bool = False
-    """Squares in the parameter's own precision limit the range, as in torch.optim."""
+    """Whether squares in the precision of the parameter limit the range, as in torch.optim."""
     adds: bool = False
-    """A zero gradient need not give a zero update."""
+    """Whether a zero gradient may give an update that is not zero."""
     matrices: bool = False
-    """Takes tensors of two or more dimensions only."""
+    """Whether the rule accepts only tensors with two or more dimensions."""
     exact: bool = True
-    """float64 gives more than float32 does."""
+    """Whether the rule is more accurate in float64 than in float32."""
     draws: bool = False
-    """Draws random numbers, one after another."""
+    """Whether the rule draws random numbers."""
     aims: bool = True
-    """Takes target="grad"."""
+    """Whether the rule accepts target="grad"."""
     attaches: bool = True
-    """`attach` takes it; what `release` takes is told by its reach."""
+    """Whether `attach` accepts the rule."""
     reads_host: bool = False
-    """Waits for the device: an exception."""
+    """Whether the rule synchronizes with the device, which is an exception."""
     traces: bool = True
-    """torch.compile makes one graph of it; False marks an exception."""
+    """Whether torch.compile makes one graph of a step. False is an exception."""
     graphs: int = 1
-    """Compilations at most; more than one where the number of the step decides what happens."""
+    """The largest number of compilations, more than 1 if the step number decides what happens."""
     loops: int = 0
-    """Operators a tensor and step, where torch has no foreach operator that would do."""
+    """The number of operators for each tensor, if torch has no foreach operator for the rule."""
     amplifies: float = 1
-    """What a limit multiplies the kept numbers by, their rounding among denormals included."""
+    """The factor by which a threshold multiplies the rounding errors of stored denormal numbers."""
     last: bool = False
-    """Stands behind all that makes the step, in a construction with its learning rate."""
+    """Whether the rule goes after the learning rate."""
     measures: int = 1
-    """How many lists of tensors the rule takes the norms of."""
+    """The number of lists of tensors whose norms the rule computes."""
     keeps: tuple[str, ...] = ()
-    """The names of its state in the shape of the parameters, which may be in bfloat16."""
+    """The names of state in the shape of the parameters, which may be stored in bfloat16."""
 
 
 def with_lr(tfm: Transform, lr: float) -> list[Transform]:
-    """The transform and a learning rate, unless one inside has its own."""
+    """Return the transform and a learning rate, unless a transform inside has its own."""
     return [tfm] if any("lr" in inner.live for inner in tfm.walk()) else [tfm, LR(lr)]
 
 
 def scopes(
     make: Callable[..., Transform], slices: bool = True, inverse: bool = True
 ) -> dict[str, Any]:
-    """A construction for every scope; `make` takes `dim` and `inverse_dims`."""
+    """Return a construction for every scope. `make` accepts `dim` and `inverse_dims`."""
     asked: dict[str, dict[str, Any]] = {
         "tensor": {},
         "layer": {"dim": "layer"},
@@ -103,18 +129,18 @@ def scopes(
 
 
 def orders(make: Callable[[Any], Transform]) -> dict[str, Any]:
-    """A construction for every kind of norm."""
+    """Return a construction for every kind of norm."""
     kinds = [0.5, 1, 3, 10, inf, 0, "l4", "mad", "std", "var", "sum"]
     return {f"ord {order}": lambda order=order: make(order) for order in kinds}
 
 
 def number(name: str, *values: Any, error: type[Exception] = ValueError, words: str) -> list[Bad]:
-    """Refusals of single values of one argument, each of which the sentence must repeat."""
+    """Return rows of `bad` for values of one argument. Each message must contain the value."""
     return [({name: value}, error, f"{name} must be {words}, got {value!r}") for value in values]
 
 
 def at_least(name: str, bound: float, optional: bool = False) -> list[Bad]:
-    """What every argument that must be a number from `bound` on refuses."""
+    """Return the rows of `bad` for an argument that must be at least `bound`."""
     words = f"a number at least {bound:g}" + (" or None" if optional else "")
     wrong = ["1", True, (1.0, 2.0)] + ([] if optional else [None])
     return [
@@ -125,7 +151,7 @@ def at_least(name: str, bound: float, optional: bool = False) -> list[Bad]:
 
 
 def steps(name: str, bound: int) -> list[Bad]:
-    """What every number of steps refuses."""
+    """Return the rows of `bad` for a number of steps."""
     words = f"an integer at least {bound}"
     return [
         *number(name, bound - 1, -7, words=words),
@@ -134,7 +160,7 @@ def steps(name: str, bound: int) -> list[Bad]:
 
 
 def share(name: str, optional: bool = False) -> list[Bad]:
-    """What every β refuses: it must be in [0, 1)."""
+    """Return the rows of `bad` for a β, which must be in [0, 1)."""
     words = "a number at least 0 and below 1" + " or None" * optional
     return [
         *number(name, 1.0, 1, 1.5, -0.1, nan, inf, words=words),
@@ -144,7 +170,7 @@ def share(name: str, optional: bool = False) -> list[Bad]:
 
 
 def shares(name: str) -> list[Bad]:
-    """What a pair of β refuses."""
+    """Return the rows of `bad` for a pair of β."""
     words = "2 numbers, each at least 0 and below 1"
     return [
         *number(name, (0.9, 1.0), (-0.1, 0.9), (nan, 0.9), words=words),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.bounds import Finite
 
 
 class Scale(Transform):
@@ -16,7 +17,7 @@ class Scale(Transform):
     u ← factor · u
 
     Args:
-        factor: The factor, any number.
+        factor: The factor, any finite number.
 
     Example:
         >>> import torch
@@ -25,7 +26,7 @@ class Scale(Transform):
         >>> opt = Modular(model.parameters(), Scale(-1), Adam(), LR(1e-3))
     """
 
-    factor: Live[float]
+    factor: Live[Finite]
 
     leaves = "set"
     pure = True

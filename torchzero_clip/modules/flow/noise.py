@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, TensorList, Transform, count_step
-from torchzero_clip.core.bounds import NonNegative
+from torchzero_clip.core.bounds import Finite, NonNegative
 
 
 class Noise(Transform):
@@ -39,7 +39,7 @@ class Noise(Transform):
     """
 
     eta: Live[NonNegative]
-    gamma: Live[float] = 0.55
+    gamma: Live[Finite] = 0.55
     seed: int = 0
 
     widens = True

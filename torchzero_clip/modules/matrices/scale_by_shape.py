@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 
 from torchzero_clip.core import Bucket, Group, Live, State, TensorList, Transform
+from torchzero_clip.core.bounds import Finite
 from torchzero_clip.core.norms import numbers
 from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.modules.matrices.batches import check_shape, row_dims
@@ -42,7 +43,7 @@ class ScaleByShape(Transform):
         2502.07529.
     """
 
-    factor: Live[float] = 1.0
+    factor: Live[Finite] = 1.0
     by: Literal["sqrt_ratio", "inverse_columns"] = "sqrt_ratio"
     stacks: bool | None = None
 
