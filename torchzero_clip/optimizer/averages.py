@@ -296,7 +296,7 @@ def refuse(optimizer: Any, method: str, shown: bool = False) -> None:
             f"{method} inside averaged(): the parameters are the averaged weights there, and the "
             "training weights return at its end: leave averaged() first"
         )
-    if shown and any([SHOWN in group.get("chain", ()) for group in optimizer.param_groups]):
+    if shown and is_shown(optimizer):
         raise RuntimeError(
             f"{method} after eval(): the parameters are the averaged weights: call train() first, "
             "which restores the training weights"

@@ -112,7 +112,7 @@ class GroupKeys:
             self.seen = list(map(self.values, groups))
         if not torch.compiler.is_compiling():
             for g, group in enumerate(groups):
-                values = [group[key] for key in self.defaults]
+                values = self.values(group)
                 if not all(map(operator.is_, values, self.seen[g])):
                     self.seen[g] = of_group(g, self.check_changed, group, values, self.seen[g])
 
