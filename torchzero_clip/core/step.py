@@ -20,6 +20,7 @@ from torchzero_clip.core.gradients import USUAL, GradPlace, StepGradients
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.plan import Tail
 from torchzero_clip.core.sharding.collectives import gather
+from torchzero_clip.core.sharding.ranks import rank_and_world
 from torchzero_clip.core.skip import Skip, Skipped
 from torchzero_clip.core.tensor_kinds import wide
 
@@ -196,10 +197,7 @@ class Step:
     @property
     def world_size(self) -> int:
         """The number of ranks that run this step. It is 1 in a trial."""
-        ranks = torch.distributed
-        if self.is_trial or not (ranks.is_available() and ranks.is_initialized()):
-            return 1
-        return int(ranks.get_world_size())
+        return 1 if self.is_trial else rank_and_world()[1]
 
     def mean_loss(self, path: str, device: torch.device) -> Tensor:
         """Return the mean over all ranks of the reported loss, on a device."""
