@@ -38,6 +38,7 @@ class Link:
         self.number = zlib.crc32(path.encode())
         self.children = children
         self.transforms = hasattr(transform, "step")  # buckets are sent through no other objects
+        self.is_guard = getattr(transform, "place", "") == "first"
         self.numbered = self.transforms and (
             "loss" in transform.reads or bool(scalars_of_model(transform) | transform.init_group())
         )

@@ -177,7 +177,7 @@ class GroupKeys:
 
     def check_structure(self, tops: Sequence[Link]) -> None:
         """Raise an error if a guard is not first, or if no link reads a clipped gradient."""
-        guards = [link for link in self.links if getattr(link.transform, "place", "") == "first"]
+        guards = [link for link in self.links if link.is_guard]
         for link in guards:
             if link not in tops[: len(guards)]:
                 raise ValueError(

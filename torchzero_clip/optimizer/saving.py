@@ -102,7 +102,7 @@ def safe_to_save(optimizer: Any, steps: int, more: Mapping[Any, Any]) -> bool:
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise ValueError(f"safe_to_save: steps must be an integer at least 0, got {steps!r}")
-    guards = {f"{link.path}/{SINCE}" for link in optimizer.keys.links if is_guard(link)}
+    guards = {f"{link.path}/{SINCE}" for link in optimizer.keys.links if link.is_guard}
     tensors = list(_tensors_to_check(optimizer, more, guards))
     flags = [x >= steps for key, x in tensors if key in guards]
     numbers = [x for key, x in tensors if key not in guards]
@@ -116,11 +116,6 @@ def safe_to_save(optimizer: Any, steps: int, more: Mapping[Any, Any]) -> bool:
         safe = safe.to(torch.int32)
         torch.distributed.all_reduce(safe, torch.distributed.ReduceOp.MIN)
     return bool(safe)
-
-
-def is_guard(link: Link) -> bool:
-    """Return whether a link is a guard, which counts the steps since the last skipped step."""
-    return getattr(link.transform, "place", "") == "first"
 
 
 def _tensors_to_check(

@@ -297,7 +297,7 @@ class Company(NamedTuple):
 def _companies(links: Sequence[Link]) -> list[Company]:
     """Return the companies of the links of a chain, first to last."""
     companies: list[Company] = []
-    skips = any([getattr(link.transform, "place", "") == "first" for link in links])
+    skips = any([link.is_guard for link in links])
 
     def begin(gate: Link | None, apart: bool) -> Company:
         companies.append(Company([], gate, apart))
