@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.engines.accelerated import as_on_an_accelerator
-from torchzero_clip.core.small_tensors import in_stacks, packs, shares, spread, stretched, unpacked
+from torchzero_clip.core.small_tensors import expanded, in_stacks, packs, shares, unpacked
 
 
 @pytest.fixture
@@ -56,12 +56,12 @@ def test_a_pack_comes_apart_in_the_shapes_of_its_tensors() -> None:
 
 def test_numbers_and_rows_are_laid_at_every_entry() -> None:
     some = [torch.zeros(2), torch.zeros(1, 3)]
-    a, b = spread([torch.tensor(7.0), torch.tensor(8.0, dtype=torch.float64)], some)
+    a, b = expanded([torch.tensor(7.0), torch.tensor(8.0, dtype=torch.float64)], some)
     assert a.tolist() == [7, 7]
     assert b.tolist() == [[8, 8, 8]]
     assert b.dtype == torch.float32
     twice = [torch.zeros(2, 2)] * 2
-    c, d = stretched([torch.tensor([1.0, 2.0]), torch.tensor(3.0)], twice)
+    c, d = expanded([torch.tensor([1.0, 2.0]), torch.tensor(3.0)], twice)
     assert c.tolist() == [[1, 2], [1, 2]]
     assert d.tolist() == [[3, 3], [3, 3]]
 

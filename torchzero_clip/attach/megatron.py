@@ -13,6 +13,7 @@ from torchzero_clip.core.chain import Chain
 from torchzero_clip.core.formats import KEPT
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.names import hint
+from torchzero_clip.core.sharding.ranks import rank_and_world
 from torchzero_clip.core.tensor_kinds import is_sharded
 from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer.averages import params_of
@@ -227,7 +228,7 @@ class _InMegatron(ChainOptimizer):
                     "use_layer_wise_distributed_optimizer, or use only elementwise transforms "
                     "and the global norm"
                 )
-            if joint and self.process_group is None and _size_of_world() > 1:
+            if joint and self.process_group is None and rank_and_world()[1] > 1:
                 raise ValueError(
                     f"{link.path} computes the global norm over several processes, because "
                     f"{shards}: pass process_group=, the group of these processes"
@@ -265,11 +266,6 @@ class _InMegatron(ChainOptimizer):
             for index, of_param in state_dict["state"].items()
         }
         return {**state_dict, "state": state}
-
-
-def _size_of_world() -> int:
-    there = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return int(torch.distributed.get_world_size()) if there else 1
 
 
 __all__ = ["MegatronEntry", "megatron_entry"]

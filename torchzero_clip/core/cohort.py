@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -32,6 +33,7 @@ TAG = "grad_norm_group"
 """An attribute that Megatron-LM sets on parameters. It counts as a `norm_group`."""
 
 
+@dataclass(eq=False)
 class Cohort:
     """Parameters of one group that share a device, a dtype and the dtype of their gradients.
 
@@ -39,29 +41,23 @@ class Cohort:
         index: The index of the group.
         places: The place of each parameter in its group.
         names: The name of each parameter, or None.
-        params: The parameters as the optimizer stores them, whole or sharded.
+        originals: The parameters as the optimizer stores them, whole or sharded.
         grad_dtype: The dtype of the gradients.
         clips: The value of "clip" in the group: whether norm rules apply to the parameters.
         norm_group: The name of the norm group. All parameters of a norm group share one norm. None
             if the parameters have no norm group.
     """
 
-    def __init__(
-        self,
-        index: int,
-        places: Sequence[int],
-        names: Sequence[str | None],
-        params: Sequence[Tensor],
-        grad_dtype: torch.dtype,
-        clips: bool = True,
-        norm_group: str | None = None,
-    ) -> None:
-        self.clips = clips
-        self.norm_group = norm_group
-        self.index = index
-        self.places = list(places)
-        self.names = list(names)
-        self.originals = list(params)
+    index: int
+    places: list[int]
+    names: list[str | None]
+    originals: list[Tensor]
+    grad_dtype: torch.dtype
+    clips: bool = True
+    norm_group: str | None = None
+
+    def __post_init__(self) -> None:
+        params = self.originals
         self.plain = all_plain(params)
         self.layouts: list[Layout | None] = list(map(layout_of, params))
         self.sharded = any(self.layouts)
@@ -71,11 +67,10 @@ class Cohort:
         self._comparable = self.plain or all([layout or all_plain([p]) for p, layout in pairs])
         self.device = params[0].device
         self.dtype = params[0].dtype
-        self.grad_dtype = grad_dtype
         self.state_dtype = state_dtype(params[0])
         self.shapes = [p.shape for p in params]
         self.sizes = [p.numel() for p in params]  # with the elements on other ranks
-        self.key = (index, self.device, self.dtype)
+        self.key = (self.index, self.device, self.dtype)
         self.checked: set[str] = set()  # the keys of state that is known to have these shapes
         self._kinds: dict[str, list[StateNames]] = {}
         self._keys: dict[tuple[int, ...], Tensor] = {}
@@ -145,14 +140,11 @@ class Cohort:
 
     def select(self, where: Sequence[int]) -> Cohort:
         """Return a cohort of the parameters with these indices."""
-        return Cohort(
-            self.index,
-            [self.places[i] for i in where],
-            [self.names[i] for i in where],
-            [self.originals[i] for i in where],
-            self.grad_dtype,
-            self.clips,
-            self.norm_group,
+        return replace(
+            self,
+            places=[self.places[i] for i in where],
+            names=[self.names[i] for i in where],
+            originals=[self.originals[i] for i in where],
         )
 
     def of(self, row: Grads) -> Sequence[Any]:

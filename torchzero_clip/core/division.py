@@ -8,7 +8,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,6 +26,8 @@ from torchzero_clip.core.torch_private import fake_mode
 
 UNITS = "units"
 """The key of the `UnitIds` in the record of a rule that stores vectors under its own names."""
+UnitRow: TypeAlias = "tuple[int, int, str | None]"
+"""The index of a group, the place of a parameter in this group, and a name."""
 
 
 class Division:
@@ -71,9 +75,8 @@ class Division:
         self.rows: dict[Cohort, SliceRows] = {}  # the slices of each cohort
         self._constants: dict[Hashable, Tensor] = {}
         self.vectors: list[Tensor] = []  # all tensors that are kept from step to step
-        self._order: list[int] | None = None
-        self._has_order = False  # whether `_order` has been computed
-        self._gathered: list[Gathering] = []  # one for each mesh
+        self._ids: UnitIds | None = None
+        self._gathered: list[Gathering] | None = None  # one for each mesh
         if scope is None or isinstance(scope, str):
             self._join(groups)
         else:
@@ -86,7 +89,21 @@ class Division:
         Args:
             groups: The group of each tensor, as an index into `indexes`.
         """
-        self.unit_of = self._units_of_tensors(groups)
+        # Groups and norm groups may have parameters on other ranks. So every rank gives such a unit
+        # the same number.
+        self.positions: list[int] | None = None
+        if self.scope == "global":  # each norm group is a unit
+            names = [x.norm_group if self.named else None for x in self.cohorts for _ in x.places]
+            self.norm_groups = list(dict.fromkeys(names))
+            self.unit_of = [self.norm_groups.index(name) for name in names]
+            self.positions = [[*self.named, name].index(name) for name in self.norm_groups]
+        elif self.scope == "group":
+            self.unit_of = groups
+            self.positions = self.indexes
+        elif self.scope == "layer":
+            self.unit_of = self._units_of_layers()
+        else:
+            self.unit_of = list(range(len(groups)))
         members = batches(self.unit_of)  # units are numbered in the order of their first tensors
         self.count = len(members)
         self.first_group = [groups[tensors[0]] for tensors in members]  # of each unit
@@ -100,38 +117,6 @@ class Division:
             self.columns += tensors
             self.columns += [-1] * (self.width - len(tensors))
         self.entries = [0 if i < 0 else numel[i] for i in self.columns]
-        self.positions = self._positions()
-
-    def _units_of_tensors(self, groups: list[int]) -> list[int]:
-        """Return the unit of each tensor."""
-        if self.scope == "global":
-            return self._units_of_norm_groups()
-        if self.scope == "group":
-            return groups
-        if self.scope == "layer":
-            return self._units_of_layers()
-        return list(range(len(groups)))
-
-    def _units_of_norm_groups(self) -> list[int]:
-        """Return the unit of each tensor if the scope is "global": each norm group is a unit."""
-        names = [x.norm_group if self.named else None for x in self.cohorts for _ in x.places]
-        self.norm_groups = list(dict.fromkeys(names))
-        return [self.norm_groups.index(name) for name in names]
-
-    def _positions(self) -> list[int] | None:
-        """Return a number for each unit, or None. Every rank gives a unit the same number.
-
-        Only groups and norm groups have numbers, because their parameters may be on many ranks.
-        """
-        if self.scope == "group":
-            return [self.indexes[g] for g in self.first_group]
-        if self.scope == "global":
-            return [self._position(name) for name in self.norm_groups]
-        return None
-
-    def _position(self, name: str | None) -> int:
-        """Return the index of the first parameter group whose norm group has this name."""
-        return self.named.index(name) if name in self.named else len(self.named)
 
     def _units_of_layers(self) -> list[int]:
         """Return the unit of each tensor if units are layers."""
@@ -217,98 +202,97 @@ class Division:
 
         The division makes the plans once.
         """
-        if not self._gathered:
+        if self._gathered is None:
             self._gathered = gatherings(self.layouts, self.dims, like.device, fake_mode(like))
-            plans = [x.plan for x in self._gathered if x.plan is not None]
-            self.vectors += [t for plan in plans for t in (plan.columns, plan.entries)]
+            for gathering in self._gathered:
+                self.vectors += [gathering.plan.columns, gathering.plan.entries]
         return self._gathered
 
     # ------------------------------------------------------------------ who the units are
 
-    def order(self, groups: Sequence[Mapping[str, Any]]) -> list[int] | None:
-        """Return the units in the order of the parameters: see `UnitIds.order`."""
-        if not self._has_order:
-            self._order = self.ids(groups).order
-            self._has_order = True
-        return self._order
-
     def ids(self, groups: Sequence[Mapping[str, Any]]) -> UnitIds:
-        """Return the identity of the units in these groups."""
+        """Return the identity of the units in these groups. It is computed once."""
+        if self._ids is None:
+            lengths = None if self.lengths is None else tuple(self.lengths)
+            one_norm = self.scope == "global" and self.norm_groups == [None]
+            self._ids = UnitIds(tuple(self._id_rows(groups)), lengths, one_norm)
+        return self._ids
+
+    def _id_rows(self, groups: Sequence[Mapping[str, Any]]) -> list[UnitRow]:
+        """Return the rows of `UnitIds`."""
         if self.scope == "global" and self.norm_groups != [None]:
-            labels = [name or "all others" for name in self.norm_groups]
-            numbered = enumerate(zip(self.first_group, labels, strict=True), 1)
-            rows = [(self.indexes[g], (-i,), (label,)) for i, (g, label) in numbered]
-            return UnitIds(tuple(rows))
+            numbered = enumerate(zip(self.first_group, self.norm_groups, strict=True), 1)
+            return [(self.indexes[g], -i, name or "all others") for i, (g, name) in numbered]
         if self.scope in ("group", "global"):
-            rows = [(g, (-1,), (f"group {g}",)) for g in self.indexes]
-            return UnitIds(tuple(rows), one_norm=self.scope == "global")
+            return [(g, -1, f"group {g}") for g in self.indexes]
         if self.scope == "layer":
-            first: dict[str, tuple[int, int]] = {}
+            first: dict[str, UnitRow] = {}
             for g, group in enumerate(groups):
                 for place, name in enumerate(group["param_names"]):
-                    first.setdefault(layer_of(name), (g, place))
-            return UnitIds(tuple([(first[x][0], (first[x][1],), (x,)) for x in self.layers]))
-        tensors = tuple([(x.index, tuple(x.places), tuple(x.names)) for x in self.cohorts])
-        return UnitIds(tensors, None if self.lengths is None else tuple(self.lengths))
+                    layer = layer_of(name)
+                    first.setdefault(layer, (g, place, layer))
+            return [first[layer] for layer in self.layers]
+        return [
+            (cohort.index, place, name)
+            for cohort in self.cohorts
+            for place, name in zip(cohort.places, cohort.names, strict=True)
+        ]
 
 
-class UnitIds(NamedTuple):
+@dataclass(frozen=True)
+class UnitIds:
     """The identity of the units of one step.
 
     Vectors of two steps may belong to different units, because a parameter without a gradient has
     no unit.
 
     Attributes:
-        rows: Rows of three items: the index of a group, the places of some parameters in this
-            group, and the names of these parameters.
+        rows: For each unit, or for each tensor with slices: the index of a group, the place of a
+            parameter in this group, and a name. The place is negative if the unit is a group.
         lengths: The number of slices of each tensor, if units are slices.
         one_norm: Whether the units are groups that share one norm.
     """
 
-    rows: tuple[tuple[int, tuple[int, ...], tuple[str | None, ...]], ...]
+    rows: tuple[UnitRow, ...]
     lengths: tuple[int, ...] | None = None
     one_norm: bool = False
 
-    @property
+    @cached_property
+    def _by_place(self) -> list[int]:
+        """The indices of the rows in the order of the parameters."""
+        return sorted(range(len(self.rows)), key=lambda i: self.rows[i][:2])
+
+    @cached_property
     def order(self) -> list[int] | None:
         """The indices of the units in the order of the parameters, or None if all are in order.
 
         The order differs if a group has parameters of several dtypes or norm groups, because each
         cohort is measured separately.
         """
-        places = [(g, place) for g, places, _ in self.rows for place in places]
-        by_place = sorted(range(len(places)), key=places.__getitem__)
-        if by_place == list(range(len(places))) or any([place < 0 for _, place in places]):
+        count = len(self.rows)
+        if self._by_place == list(range(count)) or any([place < 0 for _, place, _ in self.rows]):
             return None
-        counts = self.lengths or (1,) * len(places)
-        starts = [0, *itertools.accumulate(counts)]
-        return [i for t in by_place for i in range(starts[t], starts[t + 1])]
+        starts = [0, *itertools.accumulate(self.lengths or (1,) * count)]
+        return [i for t in self._by_place for i in range(starts[t], starts[t + 1])]
 
     def in_order(self) -> UnitIds:
         """Return the identity of the same units in the order of the parameters."""
         if self.order is None:
             return self
-        parameters = [
-            (g, place, name)
-            for g, places, names in self.rows
-            for place, name in zip(places, names, strict=True)
-        ]
-        counts = self.lengths or (1,) * len(parameters)
-        rows = sorted(zip(parameters, counts, strict=True), key=lambda row: row[0][:2])
-        lengths = None if self.lengths is None else tuple([n for _, n in rows])
-        return UnitIds(tuple([(g, (place,), (name,)) for (g, place, name), _ in rows]), lengths)
+        rows = tuple([self.rows[i] for i in self._by_place])
+        lengths = None if self.lengths is None else tuple([self.lengths[i] for i in self._by_place])
+        return UnitIds(rows, lengths)
 
     def names(self) -> dict[tuple[int, int, int], str]:
         """Return the name of each unit, by (group, place, slice). Units are sorted by this key."""
-        parameters = [
+        named = [
             (g, place, f"parameter {place} of group {g}" if name is None else name)
-            for g, places, names in self.rows
-            for place, name in zip(places, names, strict=True)
+            for g, place, name in self.rows
         ]
         if self.lengths is None:
-            return {(g, place, -1): name for g, place, name in parameters}
-        rows = zip(parameters, self.lengths, strict=True)
-        return {(g, place, i): f"{name}[{i}]" for (g, place, name), n in rows for i in range(n)}
+            return {(g, place, -1): name for g, place, name in named}
+        pairs = zip(named, self.lengths, strict=True)
+        return {(g, place, i): f"{name}[{i}]" for (g, place, name), n in pairs for i in range(n)}
 
 
 def layer_of(name: str) -> str:

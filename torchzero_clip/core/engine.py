@@ -91,28 +91,16 @@ class Rule(Protocol):
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         """Return the new update of one bucket."""
 
-    def fused(self, group: Group) -> FusedKernel | None:
-        """Return the fused optimizer that computes `update` and subtracts it, or None."""
-
-    def affine(self, group: Group) -> tuple[Any, Any] | None:
-        """Return (a, b) if `update` is u ← a · u + b · w, or None."""
-
 
 Formula: TypeAlias = "Callable[[TensorList, State, Group], TensorList]"
 """A function of the update, the state and the group, such as `update` of a rule."""
 
 
 class Wrapped:
-    """A rule around another rule. The outer rule receives all tensors at once. It has no kernel."""
+    """A rule around another rule. The outer rule receives all tensors at once."""
 
     reach = "model"
     per_entry = False
-
-    def fused(self, group: Group) -> FusedKernel | None:
-        return None
-
-    def affine(self, group: Group) -> tuple[Any, Any] | None:
-        return None
 
 
 class Session(Protocol):

@@ -9,15 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import norms, torch_private
-from torchzero_clip.core.small_tensors import (
-    copies,
-    in_packs,
-    packs,
-    shares,
-    spread,
-    stretched,
-    unpacked,
-)
+from torchzero_clip.core.small_tensors import copies, expanded, in_packs, packs, shares, unpacked
 from torchzero_clip.core.stacks import in_order
 from torchzero_clip.core.state import HALF, statistic_dtype
 from torchzero_clip.core.tensor_kinds import FEW, REAL, is_sharded
@@ -203,7 +195,7 @@ def _evened(x: Any, tensors: Sequence[Tensor]) -> Any:
         return x
     if all([a.shape == t.shape for a, t in zip(x, tensors, strict=True)]):
         return copies(x, tensors[0].dtype) if _narrower(x[0], tensors[0]) else x
-    return stretched(x, tensors) if any(map(Tensor.dim, x)) else spread(x, tensors)
+    return expanded(x, tensors)
 
 
 def stand_in(name: str, tensors: list[Tensor], rows: Sequence[list[Any]]) -> list[Tensor]:

@@ -38,6 +38,7 @@ class Link:
         self.number = zlib.crc32(path.encode())
         self.children = children
         self.transforms = hasattr(transform, "step")  # buckets are sent through no other objects
+        self.is_guard = getattr(transform, "place", "") == "first"
         self.numbered = self.transforms and (
             "loss" in transform.reads or bool(scalars_of_model(transform) | transform.init_group())
         )
@@ -128,25 +129,19 @@ class Link:
 
     def _full(self, made: Mapping[str, Any], param: Tensor) -> dict[str, Tensor]:
         """Return state under its full keys, in the dtypes for storage."""
-        full = {
-            f"{self.path}/{name}": _widened(statistic(value, param), param)
-            for name, value in made.items()
-            if value is not None
-        }
-        for name, like_params in self.state_names(param).items() if self.narrow else ():
-            key = f"{self.path}/{name}"
-            narrows = like_params and self.transform.state_kinds.get(name) != "weights"
-            if narrows and full[key].dtype == torch.float32:
-                full[key] = full[key].to(torch.bfloat16)
+        full: dict[str, Tensor] = {}
+        like_params = self.state_names(param) if self.narrow else {}
+        for name, value in made.items():
+            if value is None:
+                continue
+            t = statistic(value, param)
+            if t.dtype == param.dtype:
+                t = t.to(state_dtype(param))  # averages stall in half precision
+            narrows = like_params.get(name) and self.transform.state_kinds.get(name) != "weights"
+            if narrows and t.dtype == torch.float32:
+                t = t.to(torch.bfloat16)
+            full[f"{self.path}/{name}"] = t
         return full
-
-
-def _widened(value: Tensor, param: Tensor) -> Tensor:
-    """Convert state to float32 if `init` made it in the half precision of its parameter.
-
-    For example, `torch.zeros_like(param)` makes such state. Averages stall in half precision.
-    """
-    return value.to(state_dtype(param)) if value.dtype == param.dtype else value
 
 
 def scalars_of_model(tfm: Any) -> dict[str, float]:

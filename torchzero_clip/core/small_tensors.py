@@ -85,20 +85,17 @@ def copies(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[
     return converted
 
 
-def spread(numbers: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Expand one scalar per tensor to the shape and dtype of this tensor."""
-    pack = torch.cat([x.expand(t.numel()) for x, t in zip(numbers, tensors, strict=True)])
-    return unpacked(pack.to(tensors[0].dtype), tensors)
+def expanded(rows: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Expand one scalar or row per tensor to the shape and dtype of its tensor.
 
-
-def stretched(rows: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Expand one row or scalar per tensor to the shape and dtype of this tensor.
-
-    All tensors must have the same shape.
+    If there are rows, all tensors must have the same shape.
     """
-    shape = tensors[0].shape
-    stack = torch.stack([x.expand(shape) for x in rows])
-    return list(stack.to(tensors[0].dtype).unbind())
+    dtype = tensors[0].dtype
+    if any(map(Tensor.dim, rows)):
+        stack = torch.stack([x.expand(tensors[0].shape) for x in rows])
+        return list(stack.to(dtype).unbind())
+    pack = torch.cat([x.expand(t.numel()) for x, t in zip(rows, tensors, strict=True)])
+    return unpacked(pack.to(dtype), tensors)
 
 
 def unpacked(whole: Tensor, like: Sequence[Tensor]) -> list[Tensor]:

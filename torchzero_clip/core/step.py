@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -19,6 +20,7 @@ from torchzero_clip.core.gradients import USUAL, GradPlace, StepGradients
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.plan import Tail
 from torchzero_clip.core.sharding.collectives import gather
+from torchzero_clip.core.sharding.ranks import rank_and_world
 from torchzero_clip.core.skip import Skip, Skipped
 from torchzero_clip.core.tensor_kinds import wide
 
@@ -87,6 +89,7 @@ def evaluate(closure: Callable[[], Any]) -> Any:
         return closure()
 
 
+@dataclass(eq=False)
 class Step:
     """One step of an optimizer: the data that all its buckets share.
 
@@ -108,50 +111,38 @@ class Step:
         place: The place of the gradients.
         kind: Settings of the optimizer. A recorded step is only replayed if its settings are equal
             to these settings. If `kind` is None, the step is not replayed.
-
-    Attributes:
-        notes: The reports of this step to an engine that may replay it.
         drawn: The names of the counts that already include this step: see `draw`.
-        released: Whether the step is for one parameter whose gradient is released. Changes of
-            scalars that all parameters share then apply only to the next step.
+        tails: The tails of the chain, if the engine fuses.
+        factors: The norm rules by whose ratio a tail divides.
         is_trial: Whether only this rank runs the step, without the other ranks, to inspect it.
         only_names: Whether links store NaN for `metrics()`, because they measure nothing.
     """
 
-    notes: Notes = UNHEARD
+    groups: Groups
+    states: Mapping[Tensor, dict[str, Any]] | None
+    record: dict[str, Any]
+    engine: Engine
+    process_group: Any = None
+    roster: Roster = field(default_factory=Roster)
+    loss: Loss = None
+    live: tuple[Iterable[str], Sequence[Sequence[Any]]] = ((), ())
+    rounding: str = ""
+    place: GradPlace = USUAL
+    kind: Hashable = None
     drawn: tuple[str, ...] = ()
-    released = False
-    is_trial = False
-    tails: Mapping[Link, Tail] = {}  # the tails of the chain, in an engine that fuses
-    factors: frozenset[Link] = frozenset()  # the norm rules by whose ratio a tail divides
-    only_names = False
+    tails: Mapping[Link, Tail] = field(default_factory=dict)
+    factors: frozenset[Link] = frozenset()
+    is_trial: bool = False
+    only_names: bool = False
     _mean_loss: Tensor | None = None
 
-    def __init__(
-        self,
-        groups: Groups,
-        states: Mapping[Tensor, dict[str, Any]] | None,
-        record: dict[str, Any],
-        engine: Engine,
-        process_group: Any = None,
-        roster: Roster | None = None,
-        loss: Loss = None,
-        live: tuple[Iterable[str], Sequence[Sequence[Any]]] = ((), ()),
-        rounding: str = "",
-        place: GradPlace = USUAL,
-        kind: Hashable = None,
-    ) -> None:
-        self.groups = groups
-        self.states = states
-        self.record = record
-        self.engine = engine
-        self.process_group = process_group
-        self.roster = Roster() if roster is None else roster
-        self.loss = loss
-        self.live = live
-        self.rounding = rounding
-        self.place = place
-        self.kind = kind
+    notes = UNHEARD
+    """The reports of this step to an engine that may replay it."""
+    released = False
+    """Whether the step is for one parameter whose gradient is released.
+
+    Changes of scalars that all parameters share then apply only to the next step.
+    """
 
     def again(self, groups: Groups, loss: Loss, notes: Notes = UNHEARD) -> Step:
         """Return a new step with the same settings as this step, and with an empty record.
@@ -208,10 +199,7 @@ class Step:
     @property
     def world_size(self) -> int:
         """The number of ranks that run this step. It is 1 in a trial."""
-        ranks = torch.distributed
-        if self.is_trial or not (ranks.is_available() and ranks.is_initialized()):
-            return 1
-        return int(ranks.get_world_size())
+        return 1 if self.is_trial else rank_and_world()[1]
 
     def mean_loss(self, path: str, device: torch.device) -> Tensor:
         """Return the mean over all ranks of the reported loss, on a device."""

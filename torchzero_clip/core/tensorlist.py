@@ -378,6 +378,9 @@ class TensorList:
     sub, sub_ = _with("sub", "self - x")
     maximum, maximum_ = _with("maximum", "the larger of self and x for each element", "clamp_min")
     minimum, minimum_ = _with("minimum", "the smaller of self and x for each element", "clamp_max")
+    pow, pow_ = _with("pow", "self to the power of x")
+    hypot = _with("hypot", "√(self² + x²), without overflow of the squares")[0]
+    atan2 = _with("atan2", "the angles of the points (x, self), in radians")[0]
     neg, neg_ = _both("neg", "-self")
     abs, abs_ = _both("abs", "|self|")
     sign, sign_ = _both("sign", "the sign of each element: -1, 0 or 1")
@@ -406,14 +409,6 @@ class TensorList:
         """Write self² into this list, and return it."""
         return self._write("mul", self)
 
-    def pow(self, exponent: Operand) -> TensorList:
-        """Return a new list with self to the power of the exponent."""
-        return self._new("pow", exponent)
-
-    def pow_(self, exponent: Operand) -> TensorList:
-        """Write self to the power of the exponent into this list, and return it."""
-        return self._write("pow", exponent)
-
     def where(self, keep: Tensor | Iterable[Tensor], other: TensorList | float) -> TensorList:
         """Return a new list: elements of self if `keep` is set, otherwise elements of `other`.
 
@@ -427,14 +422,6 @@ class TensorList:
         ):  # a single flag becomes a vector, which is not read on the host
             return self._new("where", keep if keep.dim() else keep.expand(len(self)), other)
         return self._new("where", keep if isinstance(keep, TensorList) else list(keep), other)
-
-    def hypot(self, other: TensorList) -> TensorList:
-        """Return a new list with √(self² + other²), without overflow of the squares."""
-        return self._new("hypot", other)
-
-    def atan2(self, other: TensorList) -> TensorList:
-        """Return a new list with the angles of the points (other, self), in radians."""
-        return self._new("atan2", other)
 
     def eq(self, x: Operand) -> TensorList:
         """Return a new list with masks of the elements that are equal to x."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import torch
@@ -425,27 +425,24 @@ class TensorwiseTransform(Transform):
         return Owned(self, bucket, costs) if any(costs) else Gathered(self, bucket)
 
 
+@dataclass
 class Pairs(Wrapped):
     """A rule that receives complex tensors as real tensors with a last dim of 2."""
 
-    def __init__(self, rule: Transform) -> None:
-        self.inner = rule
+    inner: Transform
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         real_state = {name: pairs(tensors) for name, tensors in state.items()}
         group |= {"params": pairs(group["params"]), "grads": pairs(group["grads"])}
         return unpaired(updated(self.inner, pairs(u), real_state, group))
 
-    def affine(self, group: Group) -> tuple[Any, Any] | None:
-        return self.inner.affine(group)  # real factors scale complex numbers and their parts alike
 
-
+@dataclass
 class Gathered(Wrapped):
     """A rule that receives whole tensors, gathered from the shards of all ranks."""
 
-    def __init__(self, rule: TensorwiseTransform, bucket: Bucket) -> None:
-        self.inner = rule
-        self.bucket = bucket
+    inner: TensorwiseTransform
+    bucket: Bucket
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         bucket = self.bucket
@@ -463,13 +460,13 @@ class Gathered(Wrapped):
         return TensorList(bucket.parts(result))
 
 
+@dataclass
 class Owned(Wrapped):
     """A rule that receives whole tensors, each on the rank that owns it."""
 
-    def __init__(self, rule: TensorwiseTransform, bucket: Bucket, costs: Sequence[float]) -> None:
-        self.inner = rule
-        self.bucket = bucket
-        self.costs = costs
+    inner: TensorwiseTransform
+    bucket: Bucket
+    costs: Sequence[float]
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         live = {name: value for name, value in group.items() if name not in ("params", "grads")}

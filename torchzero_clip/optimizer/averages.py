@@ -296,7 +296,7 @@ def refuse(optimizer: Any, method: str, shown: bool = False) -> None:
             f"{method} is not allowed inside averaged(), because the parameters are the averaged "
             "weights there: leave the with block first"
         )
-    if shown and any([SHOWN in group.get("chain", ()) for group in optimizer.param_groups]):
+    if shown and is_shown(optimizer):
         raise RuntimeError(
             f"{method} is not allowed after eval(), because the parameters are the averaged "
             "weights: call train() first, which restores the training weights"

@@ -178,9 +178,8 @@ class ChainRunner(Optimizer):
                 self.layout.check_dtypes(self.param_groups, self.state)
             self._seen_dtypes = dtypes
         kind = self._measures, self._rounds, self.process_group, self._seen_on_norms
-        step = Step(self.param_groups, self.state, {}, self.engine, *more, kind)
-        step.is_trial = self._is_trial
-        return step
+        trial = self._is_trial
+        return Step(self.param_groups, self.state, {}, self.engine, *more, kind, is_trial=trial)
 
     def _check_norm_groups(self) -> None:
         """Check the norm settings of groups and parameters if they have changed."""

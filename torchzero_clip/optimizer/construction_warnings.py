@@ -16,6 +16,7 @@ from torch import Tensor
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.names import by_name
 from torchzero_clip.core.norm_rule import NormRule
+from torchzero_clip.core.sharding.ranks import rank_and_world
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.traits import Smoothing
 from torchzero_clip.core.user_warnings import warn
@@ -322,9 +323,7 @@ WARNED: set[str] = set()
 
 def warn_of_lost_updates(optimizer: ChainRunner) -> None:
     """Warn once, on the first rank, if parameters in half precision round to nearest."""
-    ranks = torch.distributed
-    is_first_rank = not (ranks.is_available() and ranks.is_initialized() and ranks.get_rank())
-    if is_first_rank and not WARNED and has_half_precision(optimizer):
+    if rank_and_world()[0] == 0 and not WARNED and has_half_precision(optimizer):
         WARNED.add("lost updates")
         warn(
             "parameters are in half precision, so small updates are lost in rounding. Pass "

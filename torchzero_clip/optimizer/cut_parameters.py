@@ -23,7 +23,7 @@ def is_entrywise(link: Link) -> bool:
     A rule with a scope measures tensors, even if it has rules inside it, such as `Graft`.
     """
     tfm = link.transform
-    if not link.transforms or getattr(tfm, "place", "") == "first":
+    if not link.transforms or link.is_guard:
         return True
     if hasattr(tfm, "scope"):
         return False

@@ -213,7 +213,7 @@ def _twin(optimizer: ChainRunner, make: Callable[..., Any]) -> Any:
     for link in twin.keys.links:
         if square and getattr(link.transform, "blocks", None) is not None:
             _replace_rule(link, {"blocks": None})
-        if getattr(link.transform, "place", "") == "first":  # a guard: all gradients are bad here
+        if link.is_guard:  # all gradients are bad here
             _replace_rule(link, {"max_consecutive": None})
     return twin
 

@@ -116,7 +116,7 @@ class GroupKeys:
             self.seen = list(map(self.values, groups))
         if not torch.compiler.is_compiling():
             for g, group in enumerate(groups):
-                values = [group[key] for key in self.defaults]
+                values = self.values(group)
                 if not all(map(operator.is_, values, self.seen[g])):
                     self.seen[g] = of_group(g, self.check_changed, group, values, self.seen[g])
 
@@ -184,7 +184,7 @@ class GroupKeys:
 
     def check_structure(self, tops: Sequence[Link]) -> None:
         """Raise an error if a guard is not first, or if no link reads a clipped gradient."""
-        guards = [link for link in self.links if getattr(link.transform, "place", "") == "first"]
+        guards = [link for link in self.links if link.is_guard]
         for link in guards:
             if link not in tops[: len(guards)]:
                 raise ValueError(

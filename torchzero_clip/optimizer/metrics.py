@@ -20,27 +20,32 @@ def metrics_of(records: Mapping[str, Any]) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
     for path, record in records.items():
         if isinstance(record, dict):
-            ids = record.get(UNITS)
-            order = ids.order if ids else None
             values = {name: _copied(value) for name, value in record.items() if name != UNITS}
         else:
-            order = record.division.order(record.groups)
             limit, ratio = _of_units(record)
             vectors = {"norm": record.norm, "limit": limit, "factor": 1 / ratio}
             vectors["clipped"] = ratio > 1
             values = {name: _plain(value) for name, value in vectors.items()}
+        ids = _ids_of(record)
         for name, value in values.items():
-            metrics[f"{path}/{name}"] = value if order is None else _in_order(value, order)
+            metrics[f"{path}/{name}"] = _in_order(value, ids.order if ids else None)
     return metrics
+
+
+def _ids_of(record: Any) -> UnitIds | None:
+    """Return the units of a record, or None if the record has none."""
+    if isinstance(record, dict):
+        return record.get(UNITS)
+    return record.division.ids(record.groups)
 
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _in_order(value: Any, order: list[int]) -> Any:
+def _in_order(value: Any, order: list[int] | None) -> Any:
     """Return the elements of a vector in a given order. Return any other value unchanged."""
-    if not isinstance(value, Tensor) or value.shape != (len(order),):
+    if order is None or not isinstance(value, Tensor) or value.shape != (len(order),):
         return value
     return value[torch.tensor(order).to(value.device, non_blocking=True)]
 
@@ -49,16 +54,14 @@ def units_of(records: Mapping[str, Any]) -> dict[str, UnitIds]:
     """For each metric that may be a vector, return the units of the elements, by name."""
     units: dict[str, UnitIds] = {}
     for path, record in records.items():
+        if (ids := _ids_of(record)) is None:
+            continue
+        names = ["limit", "factor", "clipped"]
         if isinstance(record, dict):
-            if ids := record.get(UNITS):
-                ids = ids.in_order()
-                units.update({f"{path}/{name}": ids for name in record if name != UNITS})
-        else:
-            ids = record.division.ids(record.groups).in_order()
-            names = ["limit", "factor", "clipped"]
-            if not ids.one_norm:
-                names.append("norm")
-            units.update({f"{path}/{name}": ids for name in names})
+            names = [name for name in record if name != UNITS]
+        elif not ids.one_norm:
+            names.append("norm")
+        units.update(dict.fromkeys([f"{path}/{name}" for name in names], ids.in_order()))
     return units
 
 

@@ -13,6 +13,7 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.norms import largest
 from torchzero_clip.core.sharding.layout import layout_of, local
 from torchzero_clip.core.sharding.owned_tensors import evenly, owner_of, spread
+from torchzero_clip.core.sharding.ranks import rank_and_world
 from torchzero_clip.core.stacks import batches
 from torchzero_clip.optimizer.averages import params_of
 from torchzero_clip.optimizer.rounding import halves_as_bytes, is_exact, weights_of
@@ -101,7 +102,7 @@ def safe_to_save(optimizer: Any, steps: int, more: Mapping[Any, Any]) -> bool:
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise ValueError(f"safe_to_save: steps must be an integer at least 0, got {steps!r}")
-    guards = {f"{link.path}/{SINCE}" for link in optimizer.keys.links if is_guard(link)}
+    guards = {f"{link.path}/{SINCE}" for link in optimizer.keys.links if link.is_guard}
     tensors = list(_tensors_to_check(optimizer, more, guards))
     flags = [x >= steps for key, x in tensors if key in guards]
     numbers = [x for key, x in tensors if key not in guards]
@@ -111,16 +112,10 @@ def safe_to_save(optimizer: Any, steps: int, more: Mapping[Any, Any]) -> bool:
     safe = torch.tensor(True)
     if flags:
         safe = torch.stack([flag.to(flags[0].device) for flag in flags]).all()
-    ranks = torch.distributed
-    if ranks.is_available() and ranks.is_initialized() and ranks.get_world_size() > 1:
+    if rank_and_world()[1] > 1:
         safe = safe.to(torch.int32)
-        ranks.all_reduce(safe, ranks.ReduceOp.MIN)
+        torch.distributed.all_reduce(safe, torch.distributed.ReduceOp.MIN)
     return bool(safe)
-
-
-def is_guard(link: Link) -> bool:
-    """Return whether a link is a guard, which counts the steps since the last skipped step."""
-    return getattr(link.transform, "place", "") == "first"
 
 
 def _tensors_to_check(

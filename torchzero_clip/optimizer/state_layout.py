@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -140,8 +139,14 @@ class StateLayout:
             clips: Whether norm rules act on the parameter's group.
             name: The name of the parameter, if it has one.
         """
-        known = {**self.of_parameter(p), **self._of_matrices(state)}
-        complete = self._keys_of_complete_state(known, name, p)
+        known = self.of_parameter(p)
+        complete = set(known)
+        for link in [link for link in self.links if matrix_names(link.transform)]:
+            entries = _of_matrices(link, name or "", p)
+            known.update(entries)
+            complete |= entries.keys()
+            if not entries and link.transform.drops != "first":
+                complete.discard(f"{link.path}/{BEGUN}")
         later_seen = False
         for company in reversed(self._companies):
             links = [x for x in company.links if clips or not getattr(x.transform, "clips", False)]
@@ -161,36 +166,6 @@ class StateLayout:
                 entry.check(where, key, state[key])
                 _check_if_count(where, entry.link, key, state[key])
         _refuse_rest(where, set(filter(is_links, state)) - known.keys())
-
-    def _keys_of_complete_state(
-        self, known: Mapping[str, Entry], name: str | None, p: Tensor
-    ) -> set[str]:
-        """Return the keys of all state that a parameter has after all links have acted on it."""
-        keys = set(known)
-        for link in self.links:
-            rule = link.transform
-            if not getattr(rule, "keeps_matrices", False):
-                continue
-            rows = _rows_of(rule, name or "", p)
-            for b, count in enumerate(rows):
-                with torch.device("meta"):
-                    of_matrix = rule.init_matrix(count, p.numel() // sum(rows))
-                keys |= {matrix_key(link.path, state, b) for state in of_matrix}
-            if not rows and rule.drops != "first":
-                keys.discard(f"{link.path}/{BEGUN}")
-        return keys
-
-    def _of_matrices(self, state: Mapping[str, Any]) -> dict[str, Entry]:
-        """Return entries for the matrix state of a parameter. In a step, links check this state."""
-        entries: dict[str, Entry] = {}
-        for link in self.links:
-            names = set(matrix_names(link.transform))
-            for key, value in state.items() if names else ():
-                path, _, name = key.rpartition("/")
-                if path == link.path and re.sub(r"_[0-9]+$", "", name) in names:
-                    like = value if isinstance(value, Tensor) else torch.empty(1, device="meta")
-                    entries[key] = Entry(like, frozenset(), link)
-        return entries
 
     def check_group(self, where: str, shared: Mapping[str, Any], params: Sequence[Tensor]) -> None:
         """Raise an error unless a group has exactly the group state that links keep."""
@@ -225,17 +200,24 @@ class StateLayout:
         return name in first and bool(local(torch.as_tensor(first[name])).isnan().any())
 
 
-def _rows_of(rule: Any, name: str, p: Tensor) -> Sequence[int]:
-    """Return the number of rows of each matrix into which a rule splits a parameter.
+def _of_matrices(link: Link, name: str, p: Tensor) -> dict[str, Entry]:
+    """Return the entries of the state that a link keeps for the matrices of a parameter.
 
-    The list is empty if the rule refuses the parameter. A rule inside Partition or Masked may
-    refuse parameters that it never receives.
+    A rule inside Partition or Masked may refuse parameters that the rule never receives. Such a
+    parameter has no matrices.
     """
+    rule = link.transform
     try:
-        rows: Sequence[int] = rule.rows_of(name, p)
+        rows = rule.rows_of(name, p)
     except (TypeError, ValueError):
-        return []
-    return rows
+        rows = []
+    entries: dict[str, Entry] = {}
+    for b, count in enumerate(rows):
+        with torch.device("meta"):
+            state = rule.init_matrix(count, p.numel() // sum(rows))
+        for own_name, t in state.items():
+            entries[matrix_key(link.path, own_name, b)] = Entry(t, STATISTICS, link)
+    return entries
 
 
 def matrix_names(rule: Any) -> list[str]:
@@ -318,7 +300,7 @@ class Company(NamedTuple):
 def _companies(links: Sequence[Link]) -> list[Company]:
     """Return the companies of the links of a chain, first to last."""
     companies: list[Company] = []
-    skips = any([getattr(link.transform, "place", "") == "first" for link in links])
+    skips = any([link.is_guard for link in links])
 
     def begin(gate: Link | None, apart: bool) -> Company:
         companies.append(Company([], gate, apart))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.sharding.ranks import rank_and_world
 from torchzero_clip.recovering.judging import Look
 
 
@@ -59,7 +60,7 @@ class Progress:
         columns = [losses.where(is_finite, 0), ~is_finite, why > 0, has_loss, moved]
         table = torch.stack(columns, dim=1)
         _, world = rank_and_world()
-        if is_distributed():
+        if world > 1:
             torch.distributed.all_reduce(table)
         looks: list[Look] = []
         all_have_losses = True
@@ -74,18 +75,6 @@ class Progress:
         self.rows = self.rows.new_zeros(check, 2)
         self.told.clear()
         self.moved.clear()
-
-
-def is_distributed() -> bool:
-    """Return whether there is a default process group."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def rank_and_world() -> tuple[int, int]:
-    """Return the index of this rank, and the number of ranks."""
-    if not is_distributed():
-        return 0, 1
-    return torch.distributed.get_rank(), torch.distributed.get_world_size()
 
 
 def all_agree(flag: bool, device: torch.device) -> bool:

@@ -13,6 +13,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from torchzero_clip.attach.handle import Attached
+from torchzero_clip.core.sharding.ranks import rank_and_world
 from torchzero_clip.core.tensor_kinds import wide
 from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer import Modular
@@ -25,7 +26,7 @@ from torchzero_clip.recovering.arguments import (
     need,
 )
 from torchzero_clip.recovering.judging import judged, limit_of
-from torchzero_clip.recovering.progress import Progress, all_agree, rank_and_world
+from torchzero_clip.recovering.progress import Progress, all_agree
 from torchzero_clip.recovering.snapshot import Snapshot
 from torchzero_clip.study.recorder import Recorder
 

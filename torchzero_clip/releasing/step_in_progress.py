@@ -128,9 +128,6 @@ class JointRecord:
     def of_first_group(self, vectors: Sequence[Tensor]) -> Tensor:
         return vectors[0]
 
-    def order(self, groups: Sequence[Mapping[str, Any]]) -> list[int] | None:
-        return self.ids(groups).order
-
     def ids(self, groups: Sequence[Mapping[str, Any]]) -> UnitIds:
         parts = [record.division.ids(groups) for record in self.records]
         rows = tuple([row for ids in parts for row in ids.rows])

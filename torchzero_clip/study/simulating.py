@@ -131,7 +131,7 @@ class Simulation:
         block = []
         for rule, metrics in self.metrics.items():
             names = tuple(self.units[rule])
-            ids = UnitIds(((0, tuple(range(len(names))), names),))
+            ids = UnitIds(tuple([(0, i, name) for i, name in enumerate(names)]))
             for kind, values in metrics.items():
                 block.append((Series(f"{rule}/{kind}", ids), False, steps, values.double()))
         table = Table()

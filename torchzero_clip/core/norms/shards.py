@@ -45,20 +45,18 @@ class Gathering(NamedTuple):
 
     Attributes:
         where: The indices of the tensors.
-        mesh: The mesh, or None for tensors that this rank has as a whole.
+        mesh: The mesh.
         dims: The dims of the mesh to gather over.
-        plan: How the gathered statistics are merged, or None without a mesh.
+        plan: How the gathered statistics are merged.
     """
 
     where: list[int]
     mesh: Any
     dims: tuple[int, ...]
-    plan: Plan | None
+    plan: Plan
 
     def merged(self, stats: Tensor, m: Measure) -> Tensor:
         """Return the statistics of whole units from the statistics on this rank."""
-        if self.plan is None:
-            return stats
         gathered = _gather(stats, groups_of(self.mesh, self.dims), self.plan.width)
         return merge(gathered[:, self.plan.columns], self.plan.entries.to(stats.dtype), m)
 
@@ -66,7 +64,7 @@ class Gathering(NamedTuple):
 def gatherings(
     layouts: Sequence[Layout | None], dims: Sequence[Dims | None], device: torch.device, world: Any
 ) -> list[Gathering]:
-    """Return the gatherings of statistics, one for each mesh.
+    """Return the gatherings of statistics, one for each mesh with split tensors.
 
     Args:
         layouts: The layout of each tensor.
@@ -79,15 +77,13 @@ def gatherings(
 
     def on_one_mesh(where: list[int]) -> Gathering:
         mesh = meshes[where[0]]
-        if mesh is None:
-            return Gathering(where, None, (), None)
         alike: Any = tuple([layouts[i] for i in where])
         over = dims_of(alike)
         along = tuple([dims[i] for i in where])
         plan = _plan(alike, along, coordinates_of(mesh, over), device, world)
         return Gathering(where, mesh, over, plan)
 
-    return list(map(on_one_mesh, batches(meshes)))
+    return [on_one_mesh(where) for where in batches(meshes) if meshes[where[0]] is not None]
 
 
 def merge_shards(
@@ -101,15 +97,14 @@ def merge_shards(
         gatherings: How the statistics are gathered.
         m: The measure of the statistics.
     """
-    if len(gatherings) == 1:
+    if [len(gathering.where) for gathering in gatherings] == [len(lengths)]:
         return gatherings[0].merged(stats, m)
     columns = list(stats.split(list(lengths), dim=1))
     for gathering in gatherings:
-        if gathering.plan is not None:
-            here = torch.cat([columns[i] for i in gathering.where], dim=1)
-            whole = gathering.merged(here, m).split(gathering.plan.lengths, dim=1)
-            for i, x in zip(gathering.where, whole, strict=True):
-                columns[i] = x
+        here = torch.cat([columns[i] for i in gathering.where], dim=1)
+        whole = gathering.merged(here, m).split(gathering.plan.lengths, dim=1)
+        for i, x in zip(gathering.where, whole, strict=True):
+            columns[i] = x
     return torch.cat(columns, dim=1)
 
 

@@ -20,7 +20,7 @@ from torchzero_clip.core.norms.numeric import (
     readable,
     safe_scale,
 )
-from torchzero_clip.core.norms.short_tensors import LINF, PACKINGS, POWERS, ROW, SUM, reduced
+from torchzero_clip.core.norms.short_tensors import LINF, PACKINGS, POWERS, ROW, SHORT, SUM, reduced
 from torchzero_clip.core.small_tensors import in_stacks
 from torchzero_clip.core.stacks import portion
 from torchzero_clip.core.state import DOUBLE, HALF
@@ -245,83 +245,51 @@ def _sum(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.sum(dtype=dtype)
 
 
-def _spread(tensors: list[Tensor], most: int = 0) -> Tensor:
+def _spread(tensors: list[Tensor]) -> Tensor:
     """Return the mean (real and imaginary part) and √M2 of each tensor, as a column.
 
-    Args:
-        tensors: The tensors.
-        most: The largest number of elements that are converted at once on an accelerator. With 0,
-            this number depends on the size of all tensors.
+    Large tensors are converted to float64 in chunks, because a copy of the whole tensor would need
+    much memory. The statistics of the chunks are merged.
     """
-    most = most or portion(tensors, CHUNK_ON_ACCELERATOR)
-    small = [i for i, t in enumerate(tensors) if _at_once(t, most)]
     dtype = wide(tensors[0].device)
-    columns: dict[int, Tensor] = {}
-    if small:
-        small_tensors = [tensors[i] for i in small]
-        pairs = in_stacks(
-            small_tensors,
-            lambda x: _var_mean(x.flatten(1), dtype, 1),
-            lambda t: _var_mean(t, dtype),
-        )
-        var, mean = torch.stack(pairs).unbind(1)
-        m2 = var * numbers([t.numel() for t in small_tensors], var)
-        of_small = torch.stack([mean, torch.zeros_like(mean), m2.sqrt()])
-        if len(small) == len(tensors):
-            return of_small
-        columns.update(zip(small, of_small.unbind(1), strict=True))
-    for i in set(range(len(tensors))) - set(small):
-        t = tensors[i]
-        if readable(t) or not _is_plain(t):
-            columns[i] = _moments(t)
-        else:
-            columns[i] = _moments_by_parts(t, most)
-    return torch.stack([columns[i] for i in range(len(tensors))], dim=1)
+    if any(map(Tensor.is_complex, tensors)):
+        dtype = dtype.to_complex()
+    scale = torch.ones((), dtype=dtype.to_real(), device=tensors[0].device)
+    if any([t.dtype in DOUBLE for t in tensors]):  # squares of float64 may leave the range
+        scale = safe_scale(largest(tensors))
+        tensors = [t / x for t, x in zip(tensors, scale.unbind(), strict=True)]
+    size = CHUNK if readable(tensors[0]) else portion(tensors, CHUNK_ON_ACCELERATOR)
+    chunks = [t.reshape(-1).split(size) if t.numel() > size else [t] for t in tensors]
+    flat = [chunk for of_tensor in chunks for chunk in of_tensor]
+    pairs = in_stacks(
+        flat, lambda x: _var_mean(x.flatten(1), dtype, 1), lambda t: _var_mean(t, dtype)
+    )
+    var, mean = torch.stack(pairs).unbind(1)
+    imaginary = mean.imag if dtype.is_complex else torch.zeros_like(mean)
+    counts = numbers(list(map(Tensor.numel, flat)), scale)
+    stats = torch.stack([mean.real, imaginary, (var.real * counts).sqrt()])
+    if len(flat) > len(tensors):
+        lengths = list(map(len, chunks))
+        parts = zip(stats.split(lengths, dim=1), counts.split(lengths), strict=True)
+        stats = torch.cat([_merged(*part) for part in parts], dim=1)
+    return stats * scale
 
 
-def _moments_by_parts(t: Tensor, most: int) -> Tensor:
-    """Return the mean and √M2 of a large tensor on an accelerator.
-
-    Only parts are converted to float64, because a copy of the whole tensor would need much memory.
-    """
-    parts = list(t.reshape(-1).split(most))
-    stats = _spread(parts, most).unsqueeze(1)
-    counts = numbers([part.numel() for part in parts], stats).unsqueeze(0)
-    return merge(stats, counts, NAMED["std"]).squeeze(1)
+def _merged(stats: Tensor, counts: Tensor) -> Tensor:
+    """Merge the columns of the chunks of a tensor into one column."""
+    if len(counts) == 1:
+        return stats
+    return merge(stats.unsqueeze(1), counts.unsqueeze(0), NAMED["std"])
 
 
 def _var_mean(x: Tensor, dtype: torch.dtype, dim: int | None = None) -> Tensor:
     """Return variance and mean, stacked along a new last dim."""
-    return torch.stack(torch.var_mean(x.to(dtype), dim, correction=0), -1)
-
-
-def _at_once(t: Tensor, most: int) -> bool:
-    """Return whether a tensor is small enough to be converted at once."""
-    return _is_plain(t) and t.numel() <= (CHUNK if readable(t) else most)
-
-
-def _is_plain(t: Tensor) -> bool:
-    """Return whether the squares of a real tensor stay in range in float64."""
-    return t.dtype not in DOUBLE and not t.is_complex()
-
-
-def _moments(x: Tensor) -> Tensor:
-    """Return the mean (real and imaginary part) and √M2, in two passes over float64 chunks."""
-    dtype = wide(x.device)
-    n = x.numel()
-    scale = torch.ones((), dtype=dtype, device=x.device)
-    if x.dtype in DOUBLE:
-        scale = safe_scale(x.abs().amax()).to(dtype)
-    means: list[Tensor] = []
-    m2 = torch.zeros((), dtype=dtype, device=x.device)
-    for part in [x.real, x.imag] if x.is_complex() else [x]:
-        chunks = part.reshape(-1).split(CHUNK if readable(x) else max(n, 1))
-        parts = [(chunk.to(dtype) / scale).sum() for chunk in chunks]
-        means.append(torch.stack(parts).sum() / n)
-        squares = [((chunk.to(dtype) / scale) - means[-1]).square().sum() for chunk in chunks]
-        m2 = m2 + torch.stack(squares).sum()
-    imaginary = means[1] if len(means) > 1 else torch.zeros_like(m2)
-    return torch.stack([means[0], imaginary, m2.sqrt()]) * scale
+    x = x.to(dtype)
+    if dim is not None or not x.is_cpu or x.numel() < SHORT:
+        return torch.stack(torch.var_mean(x, dim, correction=0), -1)
+    mean = x.mean()  # two passes take half the time of torch.var_mean
+    away = torch.linalg.vector_norm(_moduli([x - mean], 2.0)[0])
+    return torch.stack([away.square() / x.numel(), mean])
 
 
 def _moduli(tensors: list[Tensor], p: float) -> list[Tensor]:

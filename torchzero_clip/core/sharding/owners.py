@@ -9,7 +9,7 @@ the work.
 from __future__ import annotations
 
 import functools
-import math
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -146,28 +146,25 @@ class Exchange:
     def to_owners(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Return the whole tensors that this rank owns, from this rank's shards of all tensors."""
         sent: list[list[Tensor]] = []
-        received: list[list[int]] = []  # the tensors that each rank sends a shard of
+        targets: list[list[Tensor]] = []  # where the shards from each rank go
+        whole = {k: parts[0].new_empty(self.layouts[k].shape) for k in self.mine}
         for r in self.ranks:
             sent.append([parts[k] for k in self._owned_by(r) if self._sends(k, self.me, r)])
-            received.append([k for k in self.mine if self._sends(k, r, self.me)])
-        sizes = [[self.places[k][r][1] for k in received[r]] for r in self.ranks]
-        whole = {k: parts[0].new_empty(self.layouts[k].shape) for k in self.mine}
-        for r, pieces in enumerate(self._swap(sent, sizes, parts[0])):
-            for k, piece in zip(received[r], pieces, strict=True):
-                target = whole[k][self.places[k][r][0]]
-                target.copy_(piece.view(target.shape))
+            own = [k for k in self.mine if self._sends(k, r, self.me)]
+            targets.append([whole[k][self.places[k][r]] for k in own])
+        shapes = [[target.shape for target in row] for row in targets]
+        pieces = self._swap(sent, shapes, parts[0])
+        for target, piece in zip(itertools.chain(*targets), pieces, strict=True):
+            target.copy_(piece)
         return list(whole.values())
 
     def from_owners(self, made: Sequence[Tensor], like: Tensor) -> list[Tensor]:
         """Return this rank's shards of all results, from the results that this rank made."""
         rows = list(zip(self.mine, made, strict=True))
-        sent = [[t[self.places[k][r][0]] for k, t in rows] for r in self.ranks]
-        sizes = [[self.places[k][self.me][1] for k in self._owned_by(r)] for r in self.ranks]
-        parts: dict[int, Tensor] = {}
-        for r, pieces in enumerate(self._swap(sent, sizes, like)):
-            for k, piece in zip(self._owned_by(r), pieces, strict=True):
-                ends = self.layouts[k].extents(self.coordinates[self.me])
-                parts[k] = piece.view([stop - start for start, stop in ends])
+        sent = [[t[self.places[k][r]] for k, t in rows] for r in self.ranks]
+        owned = list(map(self._owned_by, self.ranks))
+        shapes = [[_shape(self.places[k][self.me]) for k in row] for row in owned]
+        parts = dict(zip(itertools.chain(*owned), self._swap(sent, shapes, like), strict=True))
         return [parts[k] for k in range(len(self.layouts))]
 
     def _owned_by(self, rank: int) -> list[int]:
@@ -185,15 +182,16 @@ class Exchange:
         return all([a[d] == b[d] for d in range(len(a)) if d not in self.layouts[k].split])
 
     def _swap(
-        self, sent: Sequence[Sequence[Tensor]], sizes: Sequence[Sequence[int]], like: Tensor
-    ) -> list[list[Tensor]]:
-        """Send tensors to each rank, and return the pieces of these sizes from each rank."""
+        self, sent: Sequence[Sequence[Tensor]], shapes: Sequence[Sequence[torch.Size]], like: Tensor
+    ) -> list[Tensor]:
+        """Send tensors to each rank, and return the tensors of these shapes from each rank."""
         flat = [t.reshape(-1) for tensors in sent for t in tensors]
         data = torch.cat(flat) if flat else like.new_empty(0)
-        counts = [sum([t.numel() for t in tensors]) for tensors in sent]
-        result = exchange(data, self.group, list(map(sum, sizes)), counts)
-        pieces = iter(result.split([n for row in sizes for n in row]))
-        return [[next(pieces) for _ in row] for row in sizes]
+        counts = [sum(map(Tensor.numel, tensors)) for tensors in sent]
+        sizes = [sum([shape.numel() for shape in row]) for row in shapes]
+        every = list(itertools.chain(*shapes))
+        pieces = exchange(data, self.group, sizes, counts).split([x.numel() for x in every])
+        return [piece.view(shape) for piece, shape in zip(pieces, every, strict=True)]
 
 
 def _ranks(group: Any) -> list[int]:
@@ -201,7 +199,11 @@ def _ranks(group: Any) -> list[int]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _places(layout: Layout, coordinates: Coordinates) -> tuple[tuple[tuple[slice, ...], int], ...]:
-    """Return the place of each rank's shard in the whole tensor, and its number of elements."""
-    shards = [[slice(*end) for end in layout.extents(c)] for c in coordinates]
-    return tuple([(tuple(x), math.prod([s.stop - s.start for s in x])) for x in shards])
+def _places(layout: Layout, coordinates: Coordinates) -> list[tuple[slice, ...]]:
+    """Return the place of each rank's shard in the whole tensor."""
+    return [tuple([slice(*end) for end in layout.extents(c)]) for c in coordinates]
+
+
+def _shape(place: tuple[slice, ...]) -> torch.Size:
+    """Return the shape of a shard at this place."""
+    return torch.Size([along.stop - along.start for along in place])

@@ -55,3 +55,11 @@ def _coordinates(mesh: Any) -> tuple[tuple[int, ...], ...]:
     with without_modes():
         rows = [(mesh.mesh == rank).nonzero()[0].tolist() for rank in range(mesh.size())]
     return tuple(map(tuple, rows))
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Return the index of this rank, and the number of ranks: 0 and 1 for a single process."""
+    ranks = torch.distributed
+    if not (ranks.is_available() and ranks.is_initialized()):
+        return 0, 1
+    return ranks.get_rank(), ranks.get_world_size()
