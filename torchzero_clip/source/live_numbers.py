@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchzero_clip.source.symbols import ATOM, Op, Value, Write, binary
+from torchzero_clip.source.symbols import Op, Value, Write, binary
 from torchzero_clip.source.written_numbers import written
 
 OPPOSITE = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
@@ -40,7 +40,7 @@ class LiveNumbers:
         if not isinstance(value, (int, float)):
             return value
         leaf = Value("number", live=(key, index))
-        return self.number(value, leaf, lambda names: (names(leaf), ATOM))
+        return self.number(value, leaf, lambda names: names(leaf))
 
     def number(self, number: Any, value: Value, write: Write, args: tuple[Value, ...] = ()) -> Any:
         """Return a number together with the expression that computes it from values."""
