@@ -13,8 +13,6 @@ from torchzero_clip.source.value_names import ValueNames
 
 LETTERS = {"params": "p", "grads": "g", "layer": "k"}
 """For some lists, the name of an element in a comprehension."""
-UNNAMED = "\0"
-"""A mark in a text. A list with this mark needs a name before lists of groups can be joined."""
 
 
 class Expressions:
@@ -110,8 +108,6 @@ class Expressions:
         if op is None or not op.takes:
             letter = "k" if value.hint == "layer" else "x"
             return f"[{letter} for some in all_{value.name} for {letter} in some]"
-        if op.context.flags is not None:
-            return UNNAMED
         if op.takes == "layer":
             return "[k for group in groups for k in _layers(group)]"
         letter = LETTERS[op.takes]

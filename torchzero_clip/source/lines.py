@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 
 from torchzero_clip.source import schedule
-from torchzero_clip.source.expressions import UNNAMED, Expressions
+from torchzero_clip.source.expressions import Expressions
 from torchzero_clip.source.file_inputs import Inputs
 from torchzero_clip.source.long_lines import INDENT, WIDTH, Page, exploded
 from torchzero_clip.source.symbols import Context, Op, SourceError, Value, operand
@@ -148,7 +148,7 @@ class Lines:
                 self.inputs.bring(value)
         self._unpack(op)
         self.names.at = self.ops.index(op)
-        while not self.page.fits(text := self.expressions.statement(op)) or UNNAMED in text:
+        while not self.page.fits(text := self.expressions.statement(op)):
             largest = self._largest(op)
             if largest is None:
                 text = self._number_apart(op) or self._zipped(text)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor
-
 from torchzero_clip.source.symbols import Op, Value, Write, binary
 from torchzero_clip.source.written_numbers import written
 
@@ -35,8 +33,6 @@ class LiveNumbers:
 
     def _number(self, key: str, index: int | None, value: Any) -> Any:
         """Return a hyperparameter or its element. A number is returned as a written number."""
-        if isinstance(value, Tensor):
-            value = value.item()
         if not isinstance(value, (int, float)):
             return value
         leaf = Value("number", live=(key, index))

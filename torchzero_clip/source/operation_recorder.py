@@ -108,7 +108,7 @@ class OpRecorder(Operations, TorchFunctionMode):
         if base == "stack" and over_lists and len(args) == 1 and not kwargs:
             return self.record("tensor", out, write, values)
         if base == "unbind" and len(args) == 1 and not kwargs and values[0].kind == "tensor":
-            self.record("tuple", out[0], method(values[0], "unbind"), values, unbinds=True)
+            self.record("tuple", out[0], method(values[0], "unbind"), values)
             return out
         if base == "tensor" and over_lists:  # a vector of the sizes of all parameters
             size = args[0][0].value
@@ -192,16 +192,10 @@ class OpRecorder(Operations, TorchFunctionMode):
             if args[0].dtype in (torch.bool, torch.float32) and out.dtype == torch.float64:
                 return self.record("tensor", out, method(value, "double"), [value])
             return args[0]
-        op = value.op
-        u = self.update
-        if op is not None and op.unbinds:
-            vector = op.args[0]  # one conversion of the vector replaces one of each element
-            dtype = self.dtype()
-            write = lambda n: f"{wrapped(vector, n)}.to({n(dtype)}).unbind()"
-            return self.record("tuple", out, write, [vector, dtype])
         if out.dtype == args[0].dtype:
             write = method(value, "clone")
             return self.record("list", out, write, [value], each=True, foreach=True, clones=True)
+        u = self.update
         write = lambda n: f"{wrapped(value, n)}.to({n(u)}.dtype)"
         return self.record("list", out, write, [value, u], each=True)
 

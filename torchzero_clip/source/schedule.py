@@ -128,8 +128,6 @@ def phases(ops: Sequence[Op]) -> None:
         for j in before[i]:
             if not ops[j].takes or op.joint:
                 op.phase = max(op.phase, ops[j].phase + _gap(op, ops[j]))
-        if (op.phase % 2 == 0) != op.joint:
-            op.phase += 1
         if not (op.joint or op.takes):
             last = op.phase
     after: list[set[int]] = [set() for _ in ops]

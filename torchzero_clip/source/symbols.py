@@ -114,7 +114,6 @@ class Op:
         copies: Whether it copies one list into another.
         clones: Whether it returns a copy of a list.
         alone: Whether it has no operand except the list that it changes.
-        unbinds: Whether it splits a vector into scalars.
         scales: Whether it multiplies a list by a hyperparameter.
         lasting: Whether its result outlives the step.
         stays: Whether it always has a line of its own.
@@ -138,7 +137,6 @@ class Op:
     copies: bool = False
     clones: bool = False
     alone: bool = False
-    unbinds: bool = False
     scales: bool = False
     lasting: bool = False
     stays: bool = False
