@@ -32,10 +32,12 @@ def moving(trace):
 @cache
 def results(name):
     """The norms of a run, its bad steps, and what each rule does at each position of its slider."""
+    import torch
+
     from torchzero_clip import Trace
     from torchzero_clip.study.lab import rules
     from torchzero_clip.study.lab.session import recorded
-    from torchzero_clip.study.lab.simulations import Walk, joined, judged
+    from torchzero_clip.study.lab.simulations import Verdict, Walk, joined
 
     trace = Trace.read(recorded()[name])
     bad = trace.spikes.nonzero().flatten().tolist()
@@ -48,10 +50,12 @@ def results(name):
         moved = [rules.moved(rule, path, value) for value in chosen]
         walks = [Walk(moved)] * len(moved) if rule.init_unit() else [Walk([x]) for x in moved]
         for one, walk in zip(moved, walks, strict=True):
-            steps = joined([steps for _, steps in walk.steps(trace, repr(one), 0)])
+            steps = joined([steps for _, steps in walk.steps(trace, repr(one))])
             cut = (steps.clipped > 0).nonzero().flatten()
             level = len(steps.limit.unique()) == 1
-            told_of = judged(bad, steps)
+            verdict = Verdict(bad)
+            verdict.add(torch.arange(len(steps.left)), steps)
+            told_of = verdict.summary()
             rows.append(
                 {
                     "text": repr(one),

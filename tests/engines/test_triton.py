@@ -538,7 +538,8 @@ def test_a_device_without_float64_gets_none(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(engine, "run", lambda launch: made.append(launch) or run(launch))
     give(params, 0)
     opt.step()
-    sent = [t.dtype for launch in made for t in (launch.sent, *launch.vectors)]
+    sent = [numeric.numbers([1.0], launch.program.device).dtype for launch in made]
+    sent += [t.dtype for launch in made for t in launch.vectors]
     assert sent
     assert set(sent) == {torch.float32}
 

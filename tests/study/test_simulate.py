@@ -87,6 +87,19 @@ def run(*links: NormRule, steps: int = 80) -> Recorder:
     return recorder
 
 
+def test_a_norm_that_is_no_number_is_known_but_a_missing_one_is_not() -> None:
+    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    recorder = Recorder(opt := Modular(params, ClipNorm(1.0)))
+    params[0].grad = torch.full((2,), math.nan)
+    opt.step()
+    for p in params:
+        p.grad = torch.ones(2)
+    opt.step()
+    trace = Trace.of(recorder)
+    assert trace.known.tolist() == [[True, False], [True, True]]
+    assert trace.norms[0].isnan().all()
+
+
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_it_agrees_with_the_metrics_of_a_real_run(rule: NormRule) -> None:
     recorder = run(rule)

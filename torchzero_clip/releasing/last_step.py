@@ -33,12 +33,10 @@ class LastStep:
         return {**self.rule.per_parameter(param), "divisor": 1.0}
 
     def per_group(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.rule.per_group()
-        return state
+        return self.rule.per_group()
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
-        prepared: list[Bucket] = self.rule.prepare(buckets)
-        return prepared
+        return self.rule.prepare(buckets)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         measure = norms.measure(self.rule.ord)

@@ -207,10 +207,16 @@ class Released(Modular):
         params = set(params_of(self))
         for p in self._hooks.keys() - params:
             self._hooks.pop(p).remove()
-        me = weakref.ref(self)
+        me = weakref.ref(self)  # so that the parameters do not keep the optimizer alive
+
+        def hook(p: Tensor) -> None:
+            optimizer = me()
+            if optimizer is not None:
+                optimizer._release_if_complete(p)
+
         for p in params - self._hooks.keys():
             if p.requires_grad and self._watching:
-                self._hooks[p] = p.register_post_accumulate_grad_hook(Hook(me))
+                self._hooks[p] = p.register_post_accumulate_grad_hook(hook)
                 weakref.finalize(self, self._hooks[p].remove)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -261,18 +267,3 @@ class Released(Modular):
             "the optimizer that release returned cannot be copied or pickled: call release for the "
             "other model, and load this optimizer's state_dict() there"
         )
-
-
-class Hook:
-    """A hook of a parameter. torch calls the hook when the parameter's gradient is complete.
-
-    The hook does nothing if the optimizer no longer exists.
-    """
-
-    def __init__(self, optimizer: Callable[[], Released | None]) -> None:
-        self.optimizer = optimizer
-
-    def __call__(self, p: Tensor) -> None:
-        optimizer = self.optimizer()
-        if optimizer is not None:
-            optimizer._release_if_complete(p)

@@ -11,7 +11,7 @@ from torchzero_clip.core.chain import Chain
 from torchzero_clip.core.engine import Group
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.transform import averages
-from torchzero_clip.source.symbols import ATOM, BINARY, SourceError
+from torchzero_clip.source.symbols import Raw, SourceError, atom, binary
 
 
 class Term:
@@ -19,35 +19,27 @@ class Term:
 
     Args:
         text: The expression.
-        precedence: The precedence of the outermost operator in the text.
     """
 
-    def __init__(self, text: str, precedence: int = ATOM) -> None:
+    def __init__(self, text: str) -> None:
         self.text = text
-        self.precedence = precedence
 
     def to(self, dtype: Term) -> Term:
         """Return the text that converts the expression to a dtype."""
-        return Term(f"{self._operand(ATOM)}.to({dtype.text})")
+        return Term(f"{atom(self.text)}.to({dtype.text})")
 
     @property
     def dtype(self) -> Term:
         """The text of the dtype of the expression."""
-        return Term(f"{self._operand(ATOM)}.dtype")
+        return Term(f"{atom(self.text)}.dtype")
 
-    def _operand(self, precedence: int) -> str:
-        """Return the text as an operand, in parentheses if the operator around it needs them."""
-        return self.text if self.precedence >= precedence else f"({self.text})"
-
-    def _joined(self, operator: str, other: Any) -> Term:
+    def _joined(self, symbol: str, other: Any) -> Term:
         """Return the text of a binary operator with another term or a number."""
-        sign, precedence = BINARY[operator]
-        right = other if isinstance(other, Term) else Term(repr(other))
-        text = f"{self._operand(precedence)} {sign} {right._operand(precedence + 1)}"
-        return Term(text, precedence)
+        right = other.text if isinstance(other, Term) else repr(other)
+        return Term(binary(symbol, Raw(self.text), Raw(right), str))
 
     def __getitem__(self, index: int) -> Term:
-        return Term(f"{self._operand(ATOM)}[{index}]")
+        return Term(f"{atom(self.text)}[{index}]")
 
     def __add__(self, other: Any) -> Term:
         return self._joined("add", other)
@@ -107,7 +99,7 @@ def _lines(link: Link, group: Group) -> Iterator[str]:
     try:
         average = link.transform.averaged(Term("p"), {name: Term(name) for name in names}, group)
         text: str = average.text
-    except (AttributeError, TypeError) as error:
+    except (AttributeError, SyntaxError, TypeError) as error:
         raise SourceError(
             f"to_source: {link.path} cannot be exported as plain PyTorch code: the method averaged "
             f"may use only sums and products of state and hyperparameters ({error})"

@@ -13,8 +13,6 @@ from torchzero_clip.source.value_names import ValueNames
 
 LETTERS = {"params": "p", "grads": "g", "layer": "k"}
 """For some lists, the name of an element in a comprehension."""
-UNNAMED = "\0"
-"""A mark in a text. A list with this mark needs a name before lists of groups can be joined."""
 
 
 class Expressions:
@@ -45,7 +43,7 @@ class Expressions:
         """Return the expression of an operation, or a loop: the first line and the line inside."""
         if op.gathers:
             return self._joined(op.args[0])
-        return self._over(op) if op.each else op.write(self.text)[0]
+        return self._over(op) if op.each else op.write(self.text)
 
     def text(self, value: Value) -> str:
         """Return the text of a value: the name, or the expression of an inlined value."""
@@ -75,7 +73,7 @@ class Expressions:
     def _over(self, op: Op) -> str:
         """Return a comprehension over the parameters, or a loop if the operation has no result."""
         lists: dict[Value, str] = {}
-        text = op.write(lambda value: self._element(value, lists))[0]
+        text = op.write(lambda value: self._element(value, lists))
         names = list(lists.values())
         values = [self.text(value) for value in lists]
         if len(names) == 1:
@@ -94,7 +92,7 @@ class Expressions:
         if value.kind != "list":
             return self.text(value)
         if value in self.inline and value.op is not None and value.op.each:
-            return value.op.write(lambda v: self._element(v, lists))[0]
+            return value.op.write(lambda v: self._element(v, lists))
         if value not in lists:
             free = (x for x in ("x", "y", "z", "v", "w", "s") if x not in lists.values())
             preferred = LETTERS.get(value.hint.rstrip("_0123456789"), "")
@@ -107,11 +105,9 @@ class Expressions:
     def _joined(self, value: Value) -> str:
         """Return the expression that joins the lists of all groups."""
         op = value.op
-        if op is None or not op.repeats:
+        if op is None or not op.takes:
             letter = "k" if value.hint == "layer" else "x"
             return f"[{letter} for some in all_{value.name} for {letter} in some]"
-        if op.context.flags is not None:
-            return UNNAMED
         if op.takes == "layer":
             return "[k for group in groups for k in _layers(group)]"
         letter = LETTERS[op.takes]

@@ -81,7 +81,7 @@ class File:
         self.name = name
         self.defaults = {key: _plain(value) for key, value in live.items()}
         shape, element = STAND_INS[0 if moved is None else 1]
-        self.step = WrittenStep(links, {}, shape, element)
+        self.step = WrittenStep(links, shape, element)
         as_number = self.step.recorder.live.value
         values = moved or self.defaults
         self.step.settings = {key: as_number(key, value) for key, value in values.items()}
@@ -212,7 +212,7 @@ class File:
         yield from (f"        {name}: Callable[[str, Tensor], Any]," for name in functions)
         for key, argument in arguments.items():
             value = self.defaults[key]
-            yield f"        {argument}: {_type(value)} = {constant(value, str)},"
+            yield f"        {argument}: {_type(value)} = {constant(value)},"
         yield "    ) -> None:"
         pairs = [f'"{key}": {arguments.get(key, "None")}' for key in self.defaults]
         line = f"        live = {{{', '.join(pairs)}}}"
@@ -250,7 +250,7 @@ class File:
                 elif kind is not None and kind.optional and kind.length is None:
                     yield f'group["{key}"] is None', key
         for key, write in self.step.recorder.live.forbidden:
-            yield write(by_key)[0], key
+            yield write(by_key), key
 
     def _checks(self) -> Iterator[str]:
         """Yield the lines that raise an error for hyperparameters that need another file."""

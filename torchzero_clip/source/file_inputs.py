@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from torchzero_clip.source.expressions import Expressions
 from torchzero_clip.source.long_lines import Page
-from torchzero_clip.source.symbols import ATOM, Context, Op, Value
+from torchzero_clip.source.symbols import Context, Op, Value
 
 
 class Inputs:
@@ -40,7 +40,7 @@ class Inputs:
     def below(self, op: Op) -> Iterator[Value]:
         """Yield the inputs that an operation needs, including operations that are inlined in it."""
         for value in op.operands():
-            if value.op is not None and value.op.repeats:
+            if value.op is not None and value.op.takes:
                 yield value
             elif value in self.expressions.inline and value.op is not None:
                 yield from self.below(value.op)
@@ -52,7 +52,7 @@ class Inputs:
             if op.takes == takes and op.context == context and op.out is not None:
                 return op.out
         value = Value("list", hint=takes, context=context)
-        value.op = Op(lambda n: ("", ATOM), [], value, repeats=True, takes=takes, context=context)
+        value.op = Op(lambda n: "", [], value, takes=takes, context=context)
         self.ops.append(value.op)
         return value
 
@@ -94,7 +94,7 @@ class Inputs:
 
     def _flags(self, op: Op, name: str) -> str:
         """Return the text that computes the flags of a mask, inside the masks around it."""
-        text = op.write(self.expressions.text)[0]
+        text = op.write(self.expressions.text)
         context = op.context
         masks: list[Value] = []
         while context.flags is not None and context.outer is not None:
@@ -115,4 +115,4 @@ class Inputs:
         if states not in self.ready:
             self.ready.add(states)
             self.page.line(f"{states} = [self._{states}(p) for p in {params.name}]")
-        return f'[s["{op.write(self.expressions.text)[0]}"] for s in {states}]'
+        return f'[s["{op.write(self.expressions.text)}"] for s in {states}]'

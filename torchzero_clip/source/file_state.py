@@ -11,7 +11,7 @@ from torchzero_clip.core import Bucket
 from torchzero_clip.core.link import Link
 from torchzero_clip.source.file_units import SourceUnits
 from torchzero_clip.source.operation_recorder import OpRecorder
-from torchzero_clip.source.symbols import ATOM, Context, SourceError, Value, constant
+from torchzero_clip.source.symbols import Context, SourceError, Value, Write, constant
 
 
 class WrittenState:
@@ -61,17 +61,13 @@ class WrittenState:
 
     def _of_group(self, key: str, name: str, start: str) -> Value:
         """Return the scalar that a group stores under a key."""
-        cell = Value("tensor", hint=f"{name}_cell")
-        write = lambda n: (f'_of_group(group, "{key}", {start})', ATOM)
-        self.recorder.add(write, [], cell, joint=False, lasting=True, stays=True)
-        return cell
+        write = lambda n: f'_of_group(group, "{key}", {start})'
+        kinds = {"joint": False, "lasting": True, "stays": True}
+        return self.recorder.new("tensor", write, [], f"{name}_cell", **kinds)
 
     def _list(self, key: str, x: Tensor) -> None:
         """Record that a tensor represents the state tensors that all parameters have with a key."""
-        states = Value("list", hint=key.rpartition("/")[2])
-        write = lambda n: (key, ATOM)
-        self.recorder.add(write, [], states, repeats=True, joint=False, takes="state")
-        self.recorder.learn(x, states)
+        self.recorder.learn(x, self.recorder.input("state", key.rpartition("/")[2], key))
 
     def cell(self, units: SourceUnits, name: str, start: Any) -> Tensor:
         """Return the tensor that represents the stored scalar of each unit."""
@@ -89,19 +85,14 @@ class WrittenState:
         if units.scope == "group":
             recorder.learn(cell, self._of_group(key, name, text))
             return cell
+        kinds = {"joint": True, "lasting": True, "stays": True}
         if units.scope == "global":
-            value = Value("tensor", hint=f"{name}_cell")
-            args: list[Value] = []
-            write = lambda n: (f'self._shared("{key}", {text})', ATOM)
-        else:
-            value = Value("list", hint=f"{name}_cells")
-            layers = units.layers()
-            params = units.params()
-            args = [layers, params]
-            write = lambda n: (f'self._of_layers("{key}", {text}, {n(layers)}, {n(params)})', ATOM)
-        recorder.add(write, args, value, joint=True, lasting=True, stays=True)
-        recorder.learn(cell, value)
-        return cell
+            write: Write = lambda n: f'self._shared("{key}", {text})'
+            return recorder.record("tensor", cell, write, [], f"{name}_cell", **kinds)
+        layers = units.layers()
+        params = units.params()
+        write = lambda n: f'self._of_layers("{key}", {text}, {n(layers)}, {n(params)})'
+        return recorder.record("list", cell, write, [layers, params], f"{name}_cells", **kinds)
 
 
 def _creations(link: Link, p: Tensor) -> dict[str, str]:
@@ -127,7 +118,7 @@ def _creations(link: Link, p: Tensor) -> dict[str, str]:
 
 def _creation(x: Tensor, start: float, dtype: str) -> str:
     """Return the expression that creates a state tensor, with the parameter's shape or 0-dim."""
-    number = "" if start == 0 else f", {constant(float(start), lambda v: '')}"
+    number = "" if start == 0 else f", {constant(float(start))}"
     name = "full" if number else "zeros"
     if x.dim():
         return f"torch.{name}_like(p{number}, dtype={dtype})"
@@ -137,7 +128,7 @@ def _creation(x: Tensor, start: float, dtype: str) -> str:
 def _start(x: Any) -> str:
     """Return the text of a number or a vector. Equal or consecutive numbers are written shorter."""
     if isinstance(x, list) and len(set(map(str, x))) == 1:
-        return f"[{constant(x[0], lambda v: '')}] * {len(x)}"
+        return f"[{constant(x[0])}] * {len(x)}"
     if isinstance(x, list) and x == [x[0] + i for i in range(len(x))]:
         return f"range({x[0]:g}, {x[-1] + 1:g})"
-    return constant(x, lambda v: "")
+    return constant(x)

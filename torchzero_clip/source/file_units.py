@@ -19,9 +19,9 @@ from torchzero_clip.core.norms import Measure
 from torchzero_clip.core.torch_private import foreach
 from torchzero_clip.source.live_numbers import leaves
 from torchzero_clip.source.operation_recorder import OpRecorder
-from torchzero_clip.source.symbols import ATOM, Names, SourceError, Value, constant, operand
-from torchzero_clip.source.wording import wrapped
-from torchzero_clip.source.written_norms import NORM_DTYPE, Text, WrittenNorms
+from torchzero_clip.source.symbols import Kind, Names, SourceError, Value, Write, constant, operand
+from torchzero_clip.source.wording import repeated, wrapped
+from torchzero_clip.source.written_norms import NORM_DTYPE, WrittenNorms
 from torchzero_clip.source.written_numbers import plain
 
 
@@ -74,13 +74,12 @@ class SourceUnits(WrittenNorms):
         value = self.value_of(like)
         u = self.value(self.buckets[0].u)
         name = self.recorder.functions.copy(function)
-        more = "".join([f", {constant(x, lambda v: '')}" for x in args])
+        more = "".join([f", {constant(x)}" for x in args])
+        write: Write = lambda n: f"{name}({n(u)}.shape{more})"
         if self.sliced:
-            write: Text = lambda n: f"{name}({n(u)}.shape{more})"
             return self._written("factor", [u], write, (1, 1), "list", each=True)
-        factors = Value("list", hint="factors")
-        self.recorder.add(lambda n: (f"{name}({n(u)}.shape{more})", ATOM), [u], factors, each=True)
-        text: Text = lambda n: (
+        factors = self.recorder.new("list", write, [u], "factors", each=True)
+        text: Write = lambda n: (
             f"torch.tensor({n(factors)}, dtype=torch.float64, device={n(value)}.device)"
         )
         return self._written("factors", [factors, value], text, like.shape)
@@ -92,40 +91,12 @@ class SourceUnits(WrittenNorms):
     def smaller_than(self, size: int) -> Tensor:
         """Write the test for units that have fewer elements than `size`."""
         u = self.buckets[0].u
+        helpers = self.recorder.helpers
         if self.sliced:
-            helper = self.recorder.helpers.small(self.rule, size)
-            small = self._of_slices(helper, "small", u)
+            small = self._of_slices(helpers.small_slices(self.rule, size), "small", u)
         else:
-            small = self._smaller_than(self.value(u), size)
+            small = self._by_helper(helpers.small(size), u, "small")
         return self.recorder.learn(torch.zeros_like(small, dtype=torch.bool), self.value_of(small))
-
-    def _smaller_than(self, value: Value, size: int) -> Tensor:
-        """Write the test for units with fewer elements than `size`, if units are not slices."""
-        like = self.recorder.like
-        device: Text = lambda n: "" if like is None else f", device={n(like)}.device"
-        more = [] if like is None else [like]
-        if self.scope == "tensor":
-            text: Text = lambda n: (
-                f"torch.tensor([x.numel() < {size} for x in {n(value)}]{device(n)})"
-            )
-            return self._written("small", [value, *more], text, (1,))
-        if self.scope == "layer":
-            every = self.every(value)
-            layers = self.layers()
-            by_layer = self.recorder.helpers.layers()
-            sizes = Value("tensor", hint="sizes")
-            total: Text = lambda n: (
-                f"[sum([x.numel() for x in some]) for some in {by_layer}({n(every)}, {n(layers)})]"
-            )
-            self.recorder.add(lambda n: (total(n), ATOM), [every, layers], sizes, joint=True)
-        else:
-            over = self.every(value) if self.joint else value
-            sizes = Value("tensor", hint="size")
-            write = lambda n: (f"sum([x.numel() for x in {n(over)}])", ATOM)
-            self.recorder.add(write, [over], sizes, joint=self.joint)
-        small: Text = lambda n: f"torch.tensor({n(sizes)}{device(n)}) < {size}"
-        shape = () if self.single else (1,)
-        return self._written("small", [sizes, *more], small, shape, joint=self.joint)
 
     def too_small(self, size: int) -> Tensor | None:
         """Write the test for units with fewer elements than `size`, or return None if size is 1."""
@@ -136,11 +107,9 @@ class SourceUnits(WrittenNorms):
         if isinstance(x, Tensor):
             return x
         live = self.recorder.knows(x)
-        limit = Value("list" if self.sliced else "tensor", hint="limit")
-        if live is None:
-            self.recorder.add(lambda n: operand(x, n), [], limit)
-        else:
-            self.recorder.add(lambda n: operand(live, n), [live], limit)
+        write: Write = lambda n: operand(x if live is None else live, n)
+        kind: Kind = "list" if self.sliced else "tensor"
+        limit = self.recorder.new(kind, write, [] if live is None else [live], "limit")
         with self.recorder.not_recording():
             limits = torch.full_like(norm, plain(x))
         if self.sliced:
@@ -195,13 +164,11 @@ class SourceUnits(WrittenNorms):
             keys = [leaf.live[0] for x in args for leaf in leaves(x) if leaf.live]
             self.recorder.live.shared += keys
 
-        def write(names: Names) -> tuple[str, int]:
+        def write(names: Names) -> str:
             return op.write(lambda v: f"first{names(v)[5:]}" if v.live else names(known.get(v, v)))
 
-        of_first = Value("tensor", hint=value.hint)
-        known[value] = of_first
-        self.recorder.add(write, args, of_first, joint=True)
-        return of_first
+        known[value] = self.recorder.new("tensor", write, args, value.hint, joint=True)
+        return known[value]
 
     # ------------------------------------------------------------------ changes
 
@@ -280,10 +247,9 @@ class SourceUnits(WrittenNorms):
         value = self.value_of(vector)
         layer = self.recorder.layer()
         index = self.index()
-        elements = Value("list")
-        write = lambda n: (f"{wrapped(value, n)}[{n(index)}[{n(layer)}]]", ATOM)
-        self.recorder.add(write, [value, layer, index], elements, each=True)
-        return self.recorder.learn(vector[0].clone(), elements)
+        write = lambda n: f"{wrapped(value, n)}[{n(index)}[{n(layer)}]]"
+        args = [value, layer, index]
+        return self.recorder.record("list", vector[0].clone(), write, args, each=True)
 
     def as_list(self, bucket: Bucket, vector: Tensor) -> TensorList:
         """Return a vector with one element per unit, as a list with one tensor per parameter."""
@@ -295,10 +261,8 @@ class SourceUnits(WrittenNorms):
         # the scalar is the same for all parameters
         value = self.value_of(operand)
         u = self.value(bucket.u)
-        copies = Value("list")
-        write = lambda n: (f"[{n(value)}] * len({n(u)})", ATOM)
-        self.recorder.add(write, [value, u], copies)
-        return TensorList([self.recorder.learn(operand.clone(), copies)])
+        write = repeated(value, u)
+        return TensorList([self.recorder.record("list", operand.clone(), write, [value, u])])
 
 
 def _no_dot(*_: Any) -> Any:

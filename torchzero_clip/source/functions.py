@@ -13,7 +13,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torchzero_clip.source.helpers import Helpers
-from torchzero_clip.source.symbols import SourceError, constant, quoted
+from torchzero_clip.source.symbols import SourceError, constant, numbered, quoted
 
 
 class Functions:
@@ -81,11 +81,8 @@ class Functions:
 
     def _name(self, base: str) -> str:
         """Return a name that the file does not use yet."""
-        name = base
-        count = 1
-        while name in self.helpers.taken or name in self.helpers.texts:
-            count += 1
-            name = f"{base}_{count}"
+        known = self.helpers.taken | self.helpers.texts.keys()
+        name = next(x for x in numbered(base) if x not in known)
         self.helpers.taken.add(name)
         return name
 
@@ -159,7 +156,7 @@ class Functions:
             elif isinstance(value, FunctionType):
                 texts[name] = self.copy(value, "bool" if returns else "")
             elif _is_plain(value):
-                texts[name] = constant(value, str)
+                texts[name] = constant(value)
             else:
                 raise SourceError(
                     f"the function {function.__name__!r} uses {name!r}, which must be a number, a "

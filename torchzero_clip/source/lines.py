@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 
 from torchzero_clip.source import schedule
-from torchzero_clip.source.expressions import UNNAMED, Expressions
+from torchzero_clip.source.expressions import Expressions
 from torchzero_clip.source.file_inputs import Inputs
 from torchzero_clip.source.long_lines import INDENT, WIDTH, Page, exploded
 from torchzero_clip.source.symbols import Context, Op, SourceError, Value, operand
@@ -37,7 +37,7 @@ class Lines:
         schedule.phases(ops)
         ops = schedule.with_step_size(schedule.rebound(ops, set(schedule.crossing(ops))))
         schedule.phases(ops)
-        self.ops = sorted([op for op in ops if not op.repeats], key=lambda op: op.phase)
+        self.ops = sorted([op for op in ops if not op.takes], key=lambda op: op.phase)
         self.inline = schedule.inlined(self.ops)
         self.crossing = list(schedule.crossing(self.ops))
         self.joint = any(op.joint for op in self.ops)
@@ -46,7 +46,7 @@ class Lines:
         self.page = Page()
         self.names = ValueNames(self.ops, self.inline, self.crossing, taken)
         self.expressions = Expressions(self.names, self.inline)
-        inputs = [op for op in ops if op.repeats]
+        inputs = [op for op in ops if op.takes]
         self.inputs = Inputs(inputs, self.page, self.expressions, state, self.joint)
         self._commented = ""
         """The path of the link whose comment is the latest in the file so far."""
@@ -77,14 +77,11 @@ class Lines:
         lists = ", ".join(["groups", *[f"all_{value.name}" for value in earlier]])
         loop = f"for {names} in zip({lists}, strict=True):"
         if not earlier:
-            self.page.line(f"for group in {'groups' if self.joint else 'self.param_groups'}:")
-            self.page.indent = 3
-        elif self.page.fits(loop):
-            self.page.line(loop)
-            self.page.indent = 3
-        else:
-            self.page.line("for i, group in enumerate(groups):")
-            self.page.indent = 3
+            loop = f"for group in {'groups' if self.joint else 'self.param_groups'}:"
+        is_long = not self.page.fits(loop)
+        self.page.line("for i, group in enumerate(groups):" if is_long else loop)
+        self.page.indent = 3
+        if is_long:
             for value in earlier:
                 self.page.line(f"{value.name} = all_{value.name}[i]")
         if not self.joint:
@@ -154,7 +151,7 @@ class Lines:
                 self.inputs.bring(value)
         self._unpack(op)
         self.names.at = self.ops.index(op)
-        while not self.page.fits(text := self.expressions.statement(op)) or UNNAMED in text:
+        while not self.page.fits(text := self.expressions.statement(op)):
             largest = self._largest(op)
             if largest is None:
                 text = self._number_apart(op) or self._zipped(text)
@@ -222,9 +219,9 @@ class Lines:
         numbers = [v for v in op.args if v.kind == "number" and v.live is None]
         if not numbers:
             return None
-        longest = max(numbers, key=lambda v: len(operand(v, text)[0]))
+        longest = max(numbers, key=lambda v: len(operand(v, text)))
         name = self.names.spare(longest.hint or "factor")
-        line = f"{name} = {operand(longest, text)[0]}"
+        line = f"{name} = {operand(longest, text)}"
         if not self.page.fits(line):
             line = f"{name} = {self._leaves_apart(longest)}"
         self.page.line(line)
@@ -244,7 +241,7 @@ class Lines:
                 self.page.line(f"{names[value.live]} = {self.expressions.live(value)}")
             return names[value.live]
 
-        return operand(number, named)[0]
+        return operand(number, named)
 
     def _zipped(self, text: str) -> str:
         """Write a line that zips the lists of a comprehension, and return the comprehension."""

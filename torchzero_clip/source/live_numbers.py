@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torch import Tensor
-
-from torchzero_clip.source.symbols import ATOM, Op, Value, Write, binary
+from torchzero_clip.source.symbols import Op, Value, Write, binary
 from torchzero_clip.source.written_numbers import written
 
 OPPOSITE = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
@@ -35,12 +33,10 @@ class LiveNumbers:
 
     def _number(self, key: str, index: int | None, value: Any) -> Any:
         """Return a hyperparameter or its element. A number is returned as a written number."""
-        if isinstance(value, Tensor):
-            value = value.item()
         if not isinstance(value, (int, float)):
             return value
         leaf = Value("number", live=(key, index))
-        return self.number(value, leaf, lambda names: (names(leaf), ATOM))
+        return self.number(value, leaf, lambda names: names(leaf))
 
     def number(self, number: Any, value: Value, write: Write, args: tuple[Value, ...] = ()) -> Any:
         """Return a number together with the expression that computes it from values."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from torchzero_clip.source.operations import Operations
-from torchzero_clip.source.symbols import ATOM, Kind, SourceError, Value, Write, operand
+from torchzero_clip.source.symbols import Kind, SourceError, Value, Write, operand
 from torchzero_clip.source.wording import called, method, name_of, part, repeated, wrapped
 from torchzero_clip.source.written_numbers import WrittenNumber, plain
 
@@ -110,14 +110,13 @@ class OpRecorder(Operations, TorchFunctionMode):
         if base == "stack" and over_lists and len(args) == 1 and not kwargs:
             return self.record("tensor", out, write, values)
         if base == "unbind" and len(args) == 1 and not kwargs and values[0].kind == "tensor":
-            self.record("tuple", out[0], method(values[0], "unbind"), values, unbinds=True)
+            self.record("tuple", out[0], method(values[0], "unbind"), values)
             return out
         if base == "tensor" and over_lists:  # a vector of the sizes of all parameters
             size = args[0][0].value
             u = self.update
-            sizes = Value("list")
-            self.add(lambda n: operand(size, n), values, sizes, each=True)
-            write = lambda n: (f"torch.tensor({n(sizes)}, device={n(u)}[0].device)", ATOM)
+            sizes = self.new("list", lambda n: operand(size, n), values, each=True)
+            write = lambda n: f"torch.tensor({n(sizes)}, device={n(u)}[0].device)"
             return self.record("tensor", out, write, [sizes, u])
         if is_foreach:
             clones = base == "_foreach_clone"
@@ -157,7 +156,6 @@ class OpRecorder(Operations, TorchFunctionMode):
             self._call(name, args, kwargs),
             values,
             writes=[written],
-            effect=True,
             each=each,
             foreach=not each,
             alone=len(args) == 1 and not each,
@@ -171,9 +169,8 @@ class OpRecorder(Operations, TorchFunctionMode):
         for x in args:
             value = self.knows(x[0]) if isinstance(x, (list, tuple)) and len(x) == 1 else None
             if value is not None and value.kind == "tensor":
-                copies = Value("list")
                 u = self.update
-                self.add(repeated(value, u), [value, u], copies)
+                copies = self.new("list", repeated(value, u), [value, u])
                 with self.not_recording():
                     x = [self.learn(x[0].clone(), copies)]
             operands.append(x)
@@ -199,17 +196,11 @@ class OpRecorder(Operations, TorchFunctionMode):
             if args[0].dtype in (torch.bool, torch.float32) and out.dtype == torch.float64:
                 return self.record("tensor", out, method(value, "double"), [value])
             return args[0]
-        op = value.op
-        u = self.update
-        if op is not None and op.unbinds:
-            vector = op.args[0]  # one conversion of the vector replaces one of each element
-            dtype = self.dtype()
-            write = lambda n: (f"{wrapped(vector, n)}.to({n(dtype)}).unbind()", ATOM)
-            return self.record("tuple", out, write, [vector, dtype])
         if out.dtype == args[0].dtype:
             write = method(value, "clone")
             return self.record("list", out, write, [value], each=True, foreach=True, clones=True)
-        write = lambda n: (f"{wrapped(value, n)}.to({n(u)}.dtype)", ATOM)
+        u = self.update
+        write = lambda n: f"{wrapped(value, n)}.to({n(u)}.dtype)"
         return self.record("list", out, write, [value, u], each=True)
 
     def _note_view(self, out: Tensor, args: Any) -> None:

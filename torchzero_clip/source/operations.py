@@ -11,7 +11,7 @@ from torch import Tensor
 from torchzero_clip.source.functions import Functions
 from torchzero_clip.source.helpers import Helpers
 from torchzero_clip.source.live_numbers import LiveNumbers
-from torchzero_clip.source.symbols import ATOM, Context, Kind, Op, Value, Write, operand
+from torchzero_clip.source.symbols import Context, Kind, Op, Value, Write, operand
 from torchzero_clip.source.written_numbers import WrittenNumber
 
 
@@ -55,8 +55,8 @@ class Operations:
         args: Sequence[Value],
         out: Value | None = None,
         **kinds: Any,
-    ) -> Value | None:
-        """Record an operation, and return the value that the operation computes.
+    ) -> None:
+        """Record an operation.
 
         Args:
             write: The function that writes the operation.
@@ -77,7 +77,39 @@ class Operations:
             out.joint = joint
             out.context = self.context
         self.ops.append(op)
-        return out
+
+    def new(
+        self,
+        kind: Kind | Literal["tuple"],
+        write: Write,
+        args: Sequence[Value],
+        hint: str = "",
+        **kinds: Any,
+    ) -> Value:
+        """Record an operation, and return the new value that the operation computes.
+
+        Args:
+            kind: The kind of the value; "tuple" is a list that is a tuple in Python.
+            write: The function that writes the operation.
+            args: The values that it reads.
+            hint: The name of the value in the rule.
+            **kinds: Other attributes of `Op`, as for `add`.
+        """
+        value = Value("list" if kind == "tuple" else kind, hint=hint)
+        if kind == "tuple":
+            value.elements = "tuple"
+        self.add(write, args, value, **kinds)
+        return value
+
+    def input(self, takes: str, hint: str, text: str = "") -> Value:
+        """Record a list that every loop can read, and return the list.
+
+        Args:
+            takes: The kind of input: see `Op`.
+            hint: The name of the list in the rule.
+            text: The expression that computes the list, if it needs one.
+        """
+        return self.new("list", lambda names: text, [], hint, joint=False, takes=takes)
 
     def gathered(self, value: Value) -> Value:
         """Return one list that joins the lists of all groups.
@@ -92,33 +124,26 @@ class Operations:
 
     def _gathered(self, value: Value) -> Value:
         """Return one list that joins the lists of all groups. These lists must have names."""
-        every = Value("list", hint=value.hint)
-        write = lambda names: (names(value), ATOM)
-        self.add(write, [value], every, joint=True, gathers=True, small=True)
-        return every
+        write = lambda names: names(value)
+        return self.new("list", write, [value], value.hint, joint=True, gathers=True)
 
     def _listed(self, value: Value) -> Value:
         """Return a new list of the same tensors, which has its own name."""
-        listed = Value("list", hint=value.hint, root=value)
-        write = lambda names: (f"list({names(value)})", ATOM)
-        always = value.op is None or value.op.repeats or value.op.always
-        self.add(write, [value], listed, always=always, stays=True)
+        write = lambda names: f"list({names(value)})"
+        always = value.op is None or bool(value.op.takes) or value.op.always
+        listed = self.new("list", write, [value], value.hint, always=always, stays=True)
+        listed.root = value
         return listed
 
     def named(self, number: WrittenNumber, name: str) -> Value:
         """Record a line that assigns a hyperparameter to a name, and return the value."""
-        value = Value("tensor", hint=name)
         write = lambda names: operand(number.value, names)
-        self.add(write, [number.value], value, stays=True)
-        return value
+        return self.new("tensor", write, [number.value], name, stays=True)
 
     def layer(self) -> Value:
         """Return the layers of the parameters in the current context."""
         if self.context not in self.layers:
-            layer = Value("list", hint="layer")
-            self.layers[self.context] = layer
-            write = lambda names: ("", ATOM)
-            self.add(write, [], layer, joint=False, repeats=True, takes="layer")
+            self.layers[self.context] = self.input("layer", "layer")
         return self.layers[self.context]
 
     @contextmanager
@@ -133,7 +158,7 @@ class Operations:
 
     def size(self, value: Value, count: int) -> Any:
         """Return the number of elements of each tensor in a list."""
-        write = lambda names: (f"{names(value)}.numel()", ATOM)
+        write = lambda names: f"{names(value)}.numel()"
         return self.live.number(count, Value("sizes"), write, (value,))
 
     @property
@@ -145,27 +170,19 @@ class Operations:
     def dtype(self) -> Value:
         """Return the dtype of the update."""
         u = self.update
-        dtype = Value("tensor")
-        self.add(lambda names: (f"{names(u)}[0].dtype", ATOM), [u], dtype)
-        return dtype
+        return self.new("tensor", lambda names: f"{names(u)}[0].dtype", [u])
 
     def record(
         self,
         kind: Kind | Literal["tuple"],
         out: Tensor,
         write: Write,
-        args: list[Value],
+        args: Sequence[Value],
+        hint: str = "",
         **kinds: Any,
     ) -> Tensor:
         """Record an operation. A tensor represents its result, and is returned.
 
-        Args:
-            kind: The kind of the result; "tuple" is a list that is a tuple in Python.
-            out: The tensor that represents the result.
-            write: The function that writes the operation.
-            args: The values that it reads.
-            **kinds: Other attributes of `Op`.
+        The arguments are those of `new`, and the tensor `out`.
         """
-        value = Value("list", elements="tuple") if kind == "tuple" else Value(kind)
-        self.add(write, args, value, **kinds)
-        return self.learn(out, value)
+        return self.learn(out, self.new(kind, write, args, hint, **kinds))

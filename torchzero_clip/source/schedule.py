@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from torchzero_clip.source.symbols import Names, Op, Value, operand
+from torchzero_clip.source.symbols import Names, Op, Value, Write, operand
 
 
 def needed(ops: Sequence[Op]) -> list[Op]:
     """Return the operations whose results or effects the step needs."""
-    memory = {op.out.memory for op in ops if op.out is not None and (op.repeats or op.lasting)}
+    memory = {op.out.memory for op in ops if op.out is not None and (op.takes or op.lasting)}
     read: set[Value] = set()
     chosen: list[Op] = []
     for op in reversed(ops):
         writes = {value.memory for value in op.writes}
-        if (op.effect and writes & memory) or (op.out is not None and op.out in read):
+        if writes & memory or (op.out is not None and op.out in read):
             chosen.append(op)
             for value in op.operands():
                 read.add(value)
@@ -39,14 +39,14 @@ def rebound(ops: Sequence[Op], passed_on: Collection[Value]) -> list[Op]:
     roots = {op.out.root for op in ops if op.out is not None}
     for op in ops:
         last = rewritten[-1] if rewritten else None
-        if last is None or not op.effect:
+        if last is None or not op.writes:
             rewritten.append(op)
         elif last.clones and op.alone and op.args == [last.out]:
             rewritten[-1] = _of_original(last, op)
         elif last.copies and op.foreach and op.args == last.args[:1]:
             x, y = last.args
             shared = x.root is not None or x in roots or x in passed_on
-            computed = x.op is not None and x.op.foreach and not x.op.repeats
+            computed = x.op is not None and x.op.foreach and not x.op.takes
             if computed and not shared:
                 rewritten[-1] = _assigned(op, x, y)
             else:
@@ -62,9 +62,8 @@ def with_step_size(ops: list[Op]) -> list[Op]:
         return ops
     factor = ops[-2].args[1]
 
-    def write(names: Names) -> tuple[str, int]:
-        text, precedence = ops[-1].write(names)
-        return f"{text[:-1]}, alpha={operand(factor, names)[0]})", precedence
+    def write(names: Names) -> str:
+        return f"{ops[-1].write(names)[:-1]}, alpha={operand(factor, names)})"
 
     return [
         *ops[:-2],
@@ -72,15 +71,20 @@ def with_step_size(ops: list[Op]) -> list[Op]:
     ]
 
 
+def _out_of_place(op: Op, x: Value | None, y: Value) -> Write:
+    """Return the function that writes operator(y), given an in-place operator on x."""
+
+    def write(names: Names) -> str:
+        text = op.write(lambda value: names(y) if value is x else names(value))
+        return text.replace("_(", "(", 1)
+
+    return write
+
+
 def _of_original(clone: Op, op: Op) -> Op:
     """Return x = operator(y), given x = y.clone() and an in-place operator on x."""
     x = clone.out
-    y = clone.args[0]
-
-    def write(names: Names) -> tuple[str, int]:
-        text, precedence = op.write(lambda value: names(y) if value is x else names(value))
-        return text.replace("_(", "(", 1), precedence
-
+    write = _out_of_place(op, x, clone.args[0])
     operator = replace(clone, write=write, clones=False, each=False, foreach=True)
     assert x is not None
     x.op = operator
@@ -89,12 +93,8 @@ def _of_original(clone: Op, op: Op) -> Op:
 
 def _assigned(op: Op, x: Value, y: Value) -> Op:
     """Return x = operator(y), given x.copy_(y) and an in-place operator on x."""
-
-    def write(names: Names) -> tuple[str, int]:
-        text, precedence = op.write(lambda value: names(y) if value is x else names(value))
-        return f"{names(x)} = {text.replace('_(', '(', 1)}", precedence
-
-    return replace(op, write=write, args=[x, y], writes=[x])
+    write = _out_of_place(op, x, y)
+    return replace(op, write=lambda names: f"{names(x)} = {write(names)}", args=[x, y], writes=[x])
 
 
 def depends(ops: Sequence[Op]) -> list[set[int]]:
@@ -121,16 +121,14 @@ def phases(ops: Sequence[Op]) -> None:
         if op.joint:
             # inside a mask, a loop has to compute the flags first
             op.phase = 0 if op.context.flags is None else 2
-        elif op.repeats:
+        elif op.takes:
             op.phase = 1
         else:
             op.phase = last
         for j in before[i]:
-            if not ops[j].repeats or op.joint:
+            if not ops[j].takes or op.joint:
                 op.phase = max(op.phase, ops[j].phase + _gap(op, ops[j]))
-        if (op.phase % 2 == 0) != op.joint:
-            op.phase += 1
-        if not (op.joint or op.repeats):
+        if not (op.joint or op.takes):
             last = op.phase
     after: list[set[int]] = [set() for _ in ops]
     for i, earlier in enumerate(before):
@@ -139,7 +137,7 @@ def phases(ops: Sequence[Op]) -> None:
     # each operation runs as late as possible, so that loops pass fewer values to later loops
     for i in reversed(range(len(ops))):
         op = ops[i]
-        if not (op.effect or op.repeats or op.lasting) and after[i]:
+        if not (op.writes or op.takes or op.lasting) and after[i]:
             latest = min(ops[k].phase - _gap(op, ops[k]) for k in after[i])
             op.phase = max(op.phase, latest)
 
@@ -180,11 +178,11 @@ def inlined(ops: Sequence[Op]) -> set[Value]:
     reads: dict[Value, set[Value]] = {}
     for op in ops:
         out = op.out
-        if out is None or op.repeats or op.foreach or op.stays:
+        if out is None or op.takes or op.foreach or op.stays:
             continue
         users = readers.get(out, [])
         reads[out] = set(op.reads).union(*[reads.get(v, set()) for v in op.args if v in chosen])
-        if len(users) != 1 or (out.hint and not op.small) or users[0].takes:
+        if len(users) != 1 or (out.hint and not op.gathers) or users[0].takes:
             continue
         user = users[0]
         near = user.phase == op.phase or (op.joint and _is_constant(op))

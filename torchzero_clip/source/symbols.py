@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,8 @@ import torch
 Kind = Literal["list", "tensor", "number", "sizes"]
 Names = Callable[["Value"], str]
 """A function that returns the text of an operand."""
-Write = Callable[[Names], tuple[str, int]]
-"""A function that returns the text of an operation, and the precedence of the operator."""
+Write = Callable[[Names], str]
+"""A function that returns the text of an operation."""
 ATOM, UNARY, PRODUCT, SUM, SHIFT, AND, OR, COMPARE = range(16, 0, -2)
 """Precedences of Python's operators: a higher number binds more tightly."""
 BINARY = {
@@ -107,21 +108,19 @@ class Op:
         out: The value that the operation computes, or None.
         writes: The values that the operation changes in place.
         each: Whether its text is about one parameter, and the file runs it for each parameter.
-        effect: Whether the operation has a side effect.
-        repeats: Whether every loop that needs the value computes it again.
         foreach: Whether it is a call of a list function, `torch._foreach_*`.
-        gathers: Whether it concatenates the lists of all groups.
+        gathers: Whether it concatenates the lists of all groups. Its result may be inlined even if
+            the rule gives the result a name.
         copies: Whether it copies one list into another.
         clones: Whether it returns a copy of a list.
         alone: Whether it has no operand except the list that it changes.
-        unbinds: Whether it splits a vector into scalars.
         scales: Whether it multiplies a list by a hyperparameter.
         lasting: Whether its result outlives the step.
         stays: Whether it always has a line of its own.
-        small: Whether its result may be inlined even if the rule gives the result a name.
         always: Whether it runs even if a mask selects no parameter.
         takes: The kind of input that it reads from the parameters of its context: "params",
-            "grads", "state", "layer" or "flags". It is empty if the operation reads no input.
+            "grads", "state", "layer" or "flags". It is empty if the operation reads no input. Every
+            loop that needs an input reads it again.
         joint: Whether it runs once for all groups.
         context: The parameters that the operation covers.
         link: The path of the link that recorded the operation.
@@ -133,18 +132,14 @@ class Op:
     out: Value | None = None
     writes: list[Value] = field(default_factory=list)
     each: bool = False
-    effect: bool = False
-    repeats: bool = False
     foreach: bool = False
     gathers: bool = False
     copies: bool = False
     clones: bool = False
     alone: bool = False
-    unbinds: bool = False
     scales: bool = False
     lasting: bool = False
     stays: bool = False
-    small: bool = False
     always: bool = False
     joint: bool = False
     takes: str = ""
@@ -166,11 +161,13 @@ class Op:
                 yield value
 
 
-def binary(symbol: str, left: Any, right: Any, names: Names) -> tuple[str, int]:
-    """Return the text of a binary operator with its operands, and the operator's precedence."""
+def binary(symbol: str, left: Any, right: Any, names: Names) -> str:
+    """Return the text of a binary operator with its operands."""
     sign, precedence = BINARY[symbol]
-    left_text, left_precedence = operand(left, names)
-    right_text, right_precedence = operand(right, names)
+    left_text = operand(left, names)
+    right_text = operand(right, names)
+    left_precedence = precedence_of(left_text)
+    right_precedence = precedence_of(right_text)
     is_power = symbol == "pow"
     if is_power or symbol in COMPARISONS:
         wrap_left = left_precedence <= precedence
@@ -185,8 +182,8 @@ def binary(symbol: str, left: Any, right: Any, names: Names) -> tuple[str, int]:
     if wrap_right:
         right_text = f"({right_text})"
     if is_power and simple(left_text, right_text):
-        return f"{left_text}**{right_text}", precedence
-    return f"{left_text} {sign} {right_text}", precedence
+        return f"{left_text}**{right_text}"
+    return f"{left_text} {sign} {right_text}"
 
 
 def simple(*texts: str) -> bool:
@@ -194,18 +191,16 @@ def simple(*texts: str) -> bool:
     return all(text.replace("_", "").replace(".", "").isalnum() for text in texts)
 
 
-def operand(x: Any, names: Names) -> tuple[str, int]:
-    """Return the text of a value or a constant, and the precedence of its outermost operator."""
-    if isinstance(x, Value):
-        if x.numeric and x.name:
-            return x.name, ATOM
-        if x.numeric:
-            assert x.op is not None
-            return x.op.write(names)
-        text = names(x)
-        return text, precedence_of(text)
-    negative = isinstance(x, (int, float)) and x < 0
-    return constant(x, names), UNARY if negative else ATOM
+def operand(x: Any, names: Names) -> str:
+    """Return the text of a value or a constant."""
+    if not isinstance(x, Value):
+        return constant(x, names)
+    if not x.numeric:
+        return names(x)
+    if x.name:
+        return x.name
+    assert x.op is not None
+    return x.op.write(names)
 
 
 def precedence_of(text: str) -> int:
@@ -220,12 +215,17 @@ def precedence_of(text: str) -> int:
     return COMPARE if isinstance(node, (ast.Compare, ast.BoolOp, ast.IfExp)) else ATOM
 
 
-def constant(x: Any, names: Names) -> str:
+def atom(text: str) -> str:
+    """Return an expression, in parentheses unless it is a name or a call."""
+    return text if precedence_of(text) >= ATOM else f"({text})"
+
+
+def constant(x: Any, names: Names = str) -> str:
     """Return the text of a constant, or of a list, tuple or slice that contains values."""
     if isinstance(x, Raw):
         return str(x)
     if isinstance(x, (list, tuple)):
-        inner = [operand(item, names)[0] for item in x]
+        inner = [operand(item, names) for item in x]
         if len(inner) == 1 and isinstance(x[0], Value) and x[0].kind == "list":
             return inner[0]  # the value is already a list with a tensor for each parameter
         if isinstance(x, list):
@@ -245,14 +245,20 @@ def constant(x: Any, names: Names) -> str:
     raise SourceError(f"the value {x!r} cannot be written as Python code")
 
 
+def numbered(base: str) -> Iterator[str]:
+    """Yield a name, and then the same name with the numbers 2, 3, …"""
+    yield base
+    yield from (f"{base}_{number}" for number in itertools.count(2))
+
+
 def quoted(text: str) -> str:
     """Return a string literal in the style of formatters, with double quotes if possible."""
     shown = repr(text)
     return f'"{shown[1:-1]}"' if shown[0] == "'" and '"' not in text else shown
 
 
-def call(name: str, args: Sequence[Any], kwargs: dict[str, Any], names: Names) -> tuple[str, int]:
-    """Return the text of a function call, and the precedence of a call."""
-    arguments = [operand(x, names)[0] for x in args]
-    arguments += [f"{key}={operand(x, names)[0]}" for key, x in kwargs.items()]
-    return f"{name}({', '.join(arguments)})", ATOM
+def call(name: str, args: Sequence[Any], kwargs: dict[str, Any], names: Names) -> str:
+    """Return the text of a function call."""
+    arguments = [operand(x, names) for x in args]
+    arguments += [f"{key}={operand(x, names)}" for key, x in kwargs.items()]
+    return f"{name}({', '.join(arguments)})"

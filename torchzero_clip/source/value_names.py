@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Collection, Iterator, Sequence
 
 from torchzero_clip.source.schedule import uses
-from torchzero_clip.source.symbols import Op, Value
+from torchzero_clip.source.symbols import Op, Value, numbered
 
 TAKEN = {"group", "groups", "first", "loss", "closure", "self", "torch", "state", "key", "rows"}
 TAKEN |= {"math", "re", "Any", "Callable", "Iterable", "Tensor", "t_", *"ixyzvwspgk"}
@@ -56,11 +56,9 @@ class ValueNames:
             base = "kept"
         kind = value.elements if value.kind == "list" else value.kind
         each = value.op is not None and value.op.each
-        name = base
-        count = 1
-        while not self._free(name, kind, each) or (fresh and name in self._last_value):
-            count += 1
-            name = f"{base}_{count}"
+        used = self._last_value if fresh else {}
+        names = (x for x in numbered(base) if x not in used and self._free(x, kind, each))
+        name = next(names)
         value.name = name
         self._last_value[name] = value
         self.kinds.setdefault(name, kind)
@@ -80,7 +78,7 @@ class ValueNames:
         adapts = each and self.kinds[name] == "tuple" and kind == "list"
         if self.kinds[name] != kind and not adapts:
             return False
-        if last in self.crossing or last.op is None or last.op.repeats:
+        if last in self.crossing or last.op is None or last.op.takes:
             return False
         if last.op.phase != self.phase:  # another round of this loop may read it
             return max([op.phase for op in self._users(last)], default=0) < self.phase

@@ -11,15 +11,16 @@ from torchzero_clip.source.symbols import (
     ATOM,
     BINARY,
     COMPARISONS,
-    PRODUCT,
     UNARY,
     Names,
     Raw,
     Value,
     Write,
+    atom,
     binary,
     call,
     operand,
+    precedence_of,
 )
 
 PREFIXES = {"__neg__": "-", "neg": "-", "__invert__": "~"}
@@ -35,7 +36,7 @@ def name_of(function: Any) -> str:
 
 def called(
     name: str, args: list[Any], kwargs: dict[str, Any], like: Value | None, names: Names
-) -> tuple[str, int]:
+) -> str:
     """Return the text of a call, written as an operator or a method if possible.
 
     Args:
@@ -60,17 +61,16 @@ def called(
     args, kwargs = _numbers(base, args, kwargs, names)
     method = name.startswith("torch.Tensor.")
     if base in PREFIXES and method:
-        text, precedence = operand(args[0], names)
-        if precedence not in (UNARY, ATOM):
+        text = operand(args[0], names)
+        if precedence_of(text) not in (UNARY, ATOM):
             text = f"({text})"
-        return PREFIXES[base] + text, UNARY
+        return PREFIXES[base] + text
     if base == "__getitem__":
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        inner = ", ".join([operand(x, names)[0] for x in index])
-        return f"{wrapped(args[0], names)}[{inner}]", ATOM
+        inner = ", ".join([operand(x, names) for x in index])
+        return f"{wrapped(args[0], names)}[{inner}]"
     if method:
-        text, precedence = call(base, args[1:], kwargs, names)
-        return f"{wrapped(args[0], names)}.{text}", precedence
+        return f"{wrapped(args[0], names)}.{call(base, args[1:], kwargs, names)}"
     return call(name, args, kwargs, names)
 
 
@@ -82,31 +82,25 @@ def _numbers(
     if isinstance(last, (int, float)) or (isinstance(last, Value) and last.numeric):
         return args[:3], {"value": last, **kwargs}
     if base == "nanquantile":
-        return [args[0], Raw(f"float({operand(args[1], names)[0]})"), *args[2:]], kwargs
+        return [args[0], Raw(f"float({operand(args[1], names)})"), *args[2:]], kwargs
     return args, kwargs
 
 
 def wrapped(x: Any, names: Names) -> str:
     """Return the text of an operand, in parentheses unless it is a name or a call."""
-    text, precedence = operand(x, names)
-    return text if precedence >= ATOM else f"({text})"
+    return atom(operand(x, names))
 
 
 def method(x: Value, name: str) -> Write:
     """Return the function that writes a method call without arguments."""
-    return lambda names: (f"{wrapped(x, names)}.{name}()", ATOM)
+    return lambda names: f"{wrapped(x, names)}.{name}()"
 
 
 def part(write: Write, suffix: str) -> Write:
     """Return the function that writes a part of a result, such as `[0]` or `.values`."""
-
-    def written(names: Names) -> tuple[str, int]:
-        text, precedence = write(names)
-        return f"{text}{suffix}" if precedence >= ATOM else f"({text}){suffix}", ATOM
-
-    return written
+    return lambda names: f"{atom(write(names))}{suffix}"
 
 
 def repeated(value: Value, over: Value) -> Write:
     """Return the function that writes a list with the same tensor for every parameter."""
-    return lambda names: (f"[{names(value)}] * len({names(over)})", PRODUCT)
+    return lambda names: f"[{names(value)}] * len({names(over)})"

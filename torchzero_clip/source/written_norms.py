@@ -8,7 +8,7 @@ the parameter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,11 +19,9 @@ from torchzero_clip.core.decision import Cells
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.norms import Measure
 from torchzero_clip.source.operation_recorder import OpRecorder
-from torchzero_clip.source.symbols import ATOM, Kind, Names, Value
+from torchzero_clip.source.symbols import Kind, Value, Write
 
 NORM_DTYPE = torch.float64
-Text = Callable[[Names], str]
-"""A function that returns the text of a call."""
 
 
 class WrittenNorms(Cells):
@@ -77,7 +75,7 @@ class WrittenNorms(Cells):
         u = self.buckets[0].u
         if self.sliced:
             return self._of_slices(helpers.slices(self.rule, None), "mean", u)
-        return self._by_helper(helpers.mean(), u, "mean")
+        return self._by_helper(helpers.norm(None), u, "mean")
 
     def _norm(self, u: TensorList, hint: str) -> Tensor:
         """Write the norms of a list with functions of torch, or with a helper if torch has none."""
@@ -88,7 +86,7 @@ class WrittenNorms(Cells):
         if self.scope == "tensor" and m.kind == "power" and not m.mean:
             value = self.value(u)
             p = f"{m.p:g}"
-            norms: Text = lambda n: f"torch._foreach_norm({n(value)}, {p}, dtype=torch.float64)"
+            norms: Write = lambda n: f"torch._foreach_norm({n(value)}, {p}, dtype=torch.float64)"
             return self._written(hint, [value], lambda n: f"torch.stack({norms(n)})", (1,))
         if m.kind == "power" and not m.mean and self.single:
             return self._joined(u, hint)
@@ -99,9 +97,8 @@ class WrittenNorms(Cells):
         value = self.value(u)
         p = f"{self.order.p:g}"
         over = self.every(value) if self.joint else value
-        norms = Value("list", elements="tuple")
-        write = lambda n: (f"torch._foreach_norm({n(over)}, {p}, dtype=torch.float64)", ATOM)
-        self.recorder.add(write, [over], norms, joint=self.joint)
+        write = lambda n: f"torch._foreach_norm({n(over)}, {p}, dtype=torch.float64)"
+        norms = self.recorder.new("tuple", write, [over], joint=self.joint)
         whole = "" if p == "2" else p
         return self._written(
             hint, [norms], lambda n: f"torch.stack({n(norms)}).norm({whole})", (), joint=self.joint
@@ -111,33 +108,33 @@ class WrittenNorms(Cells):
         """Write the call of a helper for each unit. The argument of a call is a list of tensors."""
         value = self.value(u)
         if self.scope == "tensor":
-            each: Text = lambda n: f"torch.stack([{helper}([x]) for x in {n(value)}])"
+            each: Write = lambda n: f"torch.stack([{helper}([x]) for x in {n(value)}])"
             return self._written(hint, [value], each, (1,))
         if self.scope == "layer":
             every = self.every(value)
             layers = self.layers()
             by_layer = self.recorder.helpers.layers()
-            stack: Text = lambda n: (
+            stack: Write = lambda n: (
                 f"torch.stack([{helper}(some) for some in {by_layer}({n(every)}, {n(layers)})])"
             )
             return self._written(hint, [every, layers], stack, (1,), joint=True)
         over = self.every(value) if self.joint else value
         shape = () if self.single else (1,)
         view = "" if self.single else ".view(1)"
-        text: Text = lambda n: f"{helper}({n(over)}){view}"
+        text: Write = lambda n: f"{helper}({n(over)}){view}"
         return self._written(hint, [over], text, shape, joint=self.joint)
 
     def _of_slices(self, helper: str, hint: str, u: TensorList) -> Tensor:
         """Write the call of a helper that returns one result for each slice of a tensor."""
         value = self.value(u)
-        write: Text = lambda n: f"{helper}({n(value)})"
+        write: Write = lambda n: f"{helper}({n(value)})"
         return self._written(hint, [value], write, (1, 1), "list", each=True)
 
     def _written(
         self,
         hint: str,
         args: list[Value],
-        text: Text,
+        text: Write,
         shape: Sequence[int],
         kind: Kind = "tensor",
         **kinds: Any,
@@ -152,8 +149,7 @@ class WrittenNorms(Cells):
             kind: The kind of the result.
             **kinds: Other attributes of `Op`.
         """
-        result = Value(kind, hint=hint)
-        self.recorder.add(lambda n: (text(n), ATOM), args, result, **kinds)
+        result = self.recorder.new(kind, text, args, hint, **kinds)
         if kind == "tensor":
             self.recorder.like = result
         with self.recorder.not_recording():
@@ -192,8 +188,6 @@ class WrittenNorms(Cells):
         """Return a dict from the name of each layer to its index."""
         if "index" not in self._known:
             every = self.layers()
-            index = Value("tensor", hint="index")
-            write = lambda n: (f"{{k: i for i, k in enumerate(dict.fromkeys({n(every)}))}}", ATOM)
-            self.recorder.add(write, [every], index, joint=True)
-            self._known["index"] = index
+            write = lambda n: f"{{k: i for i, k in enumerate(dict.fromkeys({n(every)}))}}"
+            self._known["index"] = self.recorder.new("tensor", write, [every], "index", joint=True)
         return self._known["index"]

@@ -21,6 +21,7 @@ from torchzero_clip.source.symbols import (
     Write,
     binary,
     operand,
+    precedence_of,
 )
 
 Notice = Callable[[str, Any, Any, bool], None]
@@ -136,9 +137,9 @@ def _negative(self: WrittenNumber) -> Any:
     """Return the number with the opposite sign."""
     inner = self.value
 
-    def write(names: Names) -> tuple[str, int]:
-        text, precedence = operand(inner, names)
-        return f"-{text}" if precedence >= UNARY else f"-({text})", UNARY
+    def write(names: Names) -> str:
+        text = operand(inner, names)
+        return f"-{text}" if precedence_of(text) >= UNARY else f"-({text})"
 
     return written(-plain(self), expression([self], write), self.notice)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchzero_clip.core import norms
 from torchzero_clip.source.operation_recorder import OpRecorder
-from torchzero_clip.source.symbols import ATOM, SourceError, Value, operand
+from torchzero_clip.source.symbols import Kind, SourceError, Value, operand
 
 
 def _statistics(recorder: OpRecorder, tensors: Sequence[Tensor], m: norms.Measure) -> Any:
@@ -18,10 +18,9 @@ def _statistics(recorder: OpRecorder, tensors: Sequence[Tensor], m: norms.Measur
     value = recorder.knows(tensors[0])
     if value is None or m.kind != "sum":
         raise SourceError(f"the transform calls norms.statistics with the order {m.kind}")
-    sums = Value("tensor", hint="sums")
-    write = lambda n: (f"torch.stack([x.sum(dtype=torch.float64) for x in {n(value)}])", ATOM)
-    recorder.add(write, [value], sums)
-    return _Sums([recorder.learn(torch.ones(1, dtype=torch.float64), sums)])
+    write = lambda n: f"torch.stack([x.sum(dtype=torch.float64) for x in {n(value)}])"
+    ones = torch.ones(1, dtype=torch.float64)
+    return _Sums([recorder.record("tensor", ones, write, [value], "sums")])
 
 
 def _percentile(recorder: OpRecorder, tensors: Sequence[Tensor], p: Any) -> Tensor:
@@ -31,25 +30,23 @@ def _percentile(recorder: OpRecorder, tensors: Sequence[Tensor], p: Any) -> Tens
     live = recorder.knows(p)
     helper = recorder.helpers.percentile()
 
-    def percentile_of(x: Value, result: Value, each: bool = False) -> Tensor:
+    def percentile_of(x: Value, kind: Kind) -> Tensor:
         args = [x] if live is None else [x, live]
-        write = lambda n: (f"{helper}({n(x)}, {operand(p if live is None else live, n)[0]})", ATOM)
-        recorder.add(write, args, result, each=each)
-        return recorder.learn(torch.full((), 0.1), result)
+        write = lambda n: f"{helper}({n(x)}, {operand(p if live is None else live, n)})"
+        return recorder.record(kind, torch.full((), 0.1), write, args, each=kind == "list")
 
     if not recorder.joins:
-        return percentile_of(value, Value("list"), each=True)
+        return percentile_of(value, "list")
     over = recorder.gathered(value)
-    every = Value("tensor", hint="every")
-    write = lambda n: (f"torch.cat([x.flatten() for x in {n(over)}])", ATOM)
-    recorder.add(write, [over], every, joint=True)
-    return percentile_of(every, Value("tensor"))
+    write = lambda n: f"torch.cat([x.flatten() for x in {n(over)}])"
+    every = recorder.new("tensor", write, [over], "every", joint=True)
+    return percentile_of(every, "tensor")
 
 
 def _eps(recorder: OpRecorder, *_: Any) -> Any:
     """Record the machine epsilon of the update's dtype."""
     dtype = recorder.dtype()
-    write = lambda n: (f"torch.finfo({n(dtype)}).eps", ATOM)
+    write = lambda n: f"torch.finfo({n(dtype)}).eps"
     return recorder.live.number(2.0**-23, Value("number"), write, (dtype,))
 
 

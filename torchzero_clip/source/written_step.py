@@ -21,7 +21,7 @@ from torchzero_clip.source.file_state import WrittenState
 from torchzero_clip.source.file_units import SourceUnits
 from torchzero_clip.source.operation_recorder import OpRecorder
 from torchzero_clip.source.rule_names import RuleNames, changed
-from torchzero_clip.source.symbols import ATOM, Context, Op, SourceError, Value
+from torchzero_clip.source.symbols import Context, Op, SourceError, Value
 from torchzero_clip.source.written_operators import OPERATORS, NoCounts, NoNames
 
 STAND_INS = (((2, 3), 0.5), ((4, 5), 0.75))
@@ -34,7 +34,6 @@ class WrittenStep:
 
     Args:
         links: The links of an optimizer.
-        settings: The optimizer's hyperparameters, by key.
         shape: The shape of the stand-in.
         element: The value of every element of the stand-in.
     """
@@ -42,7 +41,6 @@ class WrittenStep:
     def __init__(
         self,
         links: Sequence[Link],
-        settings: dict[str, Any],
         shape: tuple[int, int],
         element: float,
     ) -> None:
@@ -52,7 +50,7 @@ class WrittenStep:
         self.rule_names = RuleNames(self.recorder)
         self.functions = self.recorder.functions
         self.links = links
-        self.settings = settings
+        self.settings: dict[str, Any] = {}  # the hyperparameters by key, which the file sets
         self.state = WrittenState(self.recorder)
 
     def run(self) -> list[Op]:
@@ -63,8 +61,8 @@ class WrittenStep:
                 bucket = self._send(link, bucket)
             params, u = self._values(bucket)
             self.recorder.link = ""
-            write = lambda n: (f"torch._foreach_sub_({n(params)}, {n(u)})", ATOM)
-            self.recorder.add(write, [params, u], writes=[params], effect=True, foreach=True)
+            write = lambda n: f"torch._foreach_sub_({n(params)}, {n(u)})"
+            self.recorder.add(write, [params, u], writes=[params], foreach=True)
         return self.recorder.ops
 
     def _values(self, bucket: Bucket) -> tuple[Value, Value]:
@@ -109,9 +107,8 @@ class WrittenStep:
         flags = context.flags
         assert whole is not None
         assert flags is not None
-        selected = Value("list", hint="u")
-        write = lambda n: (f"_chosen({n(whole)}, {n(flags)})", ATOM)
-        recorder.add(write, [whole, flags], selected, always=True, stays=True)
+        write = lambda n: f"_chosen({n(whole)}, {n(flags)})"
+        selected = recorder.new("list", write, [whole, flags], "u", always=True, stays=True)
         selected.root = whole
         recorder.flowing = selected
         update = TensorList([recorder.learn(u, selected)], owned=outer.update.owned)
@@ -119,9 +116,7 @@ class WrittenStep:
 
     def _input(self, tensor: Tensor, takes: str) -> Value:
         """Record an input that every loop can read, and the tensor that represents it."""
-        value = Value("list", hint=takes)
-        write = lambda n: ("", ATOM)
-        self.recorder.add(write, [], value, repeats=True, joint=False, takes=takes)
+        value = self.recorder.input(takes, takes)
         self.recorder.learn(tensor, value)
         return value
 
@@ -179,15 +174,13 @@ class WrittenStep:
         """Write the step of `QKClip`. In the file, this step calls a function of the user."""
         recorder = self.recorder
         params, u = self._values(bucket)
-        heads = Value("list", hint="heads")
         text = f"[{self.functions.argument('max_logits')}(*named) for named in _named(group)]"
-        recorder.add(lambda n: (text, ATOM), [], heads, repeats=True, joint=False, takes="flags")
+        heads = recorder.input("flags", "heads", text)
         numbers = [recorder.named(bucket.group[key], key) for key in ("tau", "alpha")]
         args = [heads, params, u, *numbers]
         name = self.functions.copy(shrunk)
-        write = lambda n: (f"{name}({', '.join([n(x) for x in args])})", ATOM)
-        update = Value("list", hint="u")
-        recorder.add(write, args, update, each=True)
+        write = lambda n: f"{name}({', '.join([n(x) for x in args])})"
+        update = recorder.new("list", write, args, "u", each=True)
         with recorder.not_recording():
             bucket.u = TensorList([recorder.learn(bucket.u.tensors[0].clone(), update)])
         recorder.flowing = update
@@ -199,8 +192,8 @@ class WrittenStep:
         grads = self.recorder.knows(bucket.grads.tensors[0])
         assert params is not None
         assert grads is not None
-        write = lambda n: (f"torch._foreach_copy_([p.grad for p in {n(params)}], {n(grads)})", ATOM)
-        self.recorder.add(write, [params, grads], writes=[params], effect=True, foreach=True)
+        write = lambda n: f"torch._foreach_copy_([p.grad for p in {n(params)}], {n(grads)})"
+        self.recorder.add(write, [params, grads], writes=[params], foreach=True)
 
     def _with_units(self, link: Link) -> Link:
         """Return the link with a copy of its rule. The units of this copy write the file."""
@@ -228,12 +221,10 @@ class WrittenStep:
         outer = recorder.context
         recorder.link = link.path
         recorder.like = None
-        flags = Value("list", hint="here")
-        recorder.add(lambda n: (text, ATOM), [], flags, repeats=True, joint=False, takes="flags")
+        flags = recorder.input("flags", "here", text)
         context = Context(f"{outer.path}/{len(self.state.texts)}.{len(recorder.ops)}", flags, outer)
         _, before = self._values(bucket)
-        whole = Value("list", hint="u")
-        recorder.add(lambda n: (f"list({n(before)})", ATOM), [before], whole, stays=True)
+        whole = recorder.new("list", lambda n: f"list({n(before)})", [before], "u", stays=True)
         whole.root = before
         with recorder.not_recording():
             tensor = recorder.learn(torch.full(self.shape, self.element / 2), whole)
@@ -243,9 +234,9 @@ class WrittenStep:
             inner = self._send(child, inner)
         _, u = self._values(inner)
         recorder.link = link.path
-        write = lambda n: (f"_put({n(u)}, {n(whole)}, {n(flags)})", ATOM)
+        write = lambda n: f"_put({n(u)}, {n(whole)}, {n(flags)})"
         slots = Value("list", hint="u", root=whole)
-        recorder.add(write, [u, whole, flags], writes=[whole, slots], effect=True, stays=True)
+        recorder.add(write, [u, whole, flags], writes=[whole, slots], stays=True)
         recorder.context = outer
         recorder.like = None
         same_memory = u.memory is before.memory and inner.update.owned

@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.floats import GUARD
+from torchzero_clip.study.table import Column, Table, increases
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
-
-    from torchzero_clip.study.table import Column, Table
 
 # The colors of Okabe and Ito. Color-blind readers can distinguish them, and so can grey prints.
 BLUE = "#0072B2"
@@ -346,9 +345,7 @@ def add_marks(table: Table, column: Column, axes: Axes) -> Key:
         if name == "recover/back":
             marks.append(("after a rollback", "^", PURPLE, guard.counts[:, 0] > 0))
         if name.endswith("/skipped"):
-            total = guard.read()[:, 0].nan_to_num(0).cummax(0).values
-            before = torch.cat([total.new_zeros(1), total[:-1]])
-            marks.append(("skipped", "v", GREY, total > before))
+            marks.append(("skipped", "v", GREY, increases(guard.read()[:, 0]) > 0))
     key: Key = {}
     for label, marker, color, is_marked in marks:
         x = table.steps[is_marked].tolist()

@@ -346,45 +346,40 @@ def without_skipped(block: Block, measured: set[str]) -> Block:
 
 def fetch(waiting: list[tuple[int, Series, Any]]) -> Block:
     """Copy values to the host, and group them by series and shape."""
-    groups: dict[tuple[Any, ...], tuple[list[int], list[Any]]] = {}
-    for step, series, value in waiting:
-        kind: tuple[Any, ...] = (series, False)
-        if isinstance(value, Tensor):
-            is_vector = value.dim() > 0
-            kind = (series, is_vector, value.numel(), value.device, value.dtype)
-        steps, values = groups.setdefault(kind, ([], []))
+    vectors = to_host(
+        [
+            value.reshape(-1)
+            if isinstance(value, Tensor)
+            else torch.tensor([value], dtype=torch.float64)
+            for _, _, value in waiting
+        ]
+    )
+    groups: dict[tuple[Series, bool, int], tuple[list[int], list[Tensor]]] = {}
+    for (step, series, value), vector in zip(waiting, vectors, strict=True):
+        is_vector = isinstance(value, Tensor) and value.dim() > 0
+        steps, rows = groups.setdefault((series, is_vector, len(vector)), ([], []))
         steps.append(step)
-        values.append(value)
-    vectors = to_host([as_vector(values) for _, values in groups.values()])
+        rows.append(vector)
     return [
-        (series, is_vector, steps, vector.view(len(steps), -1))
-        for ((series, is_vector, *_), (steps, _)), vector in zip(
-            groups.items(), vectors, strict=True
-        )
+        (series, is_vector, steps, torch.stack(rows))
+        for (series, is_vector, _), (steps, rows) in groups.items()
     ]
 
 
-def as_vector(values: list[Any]) -> Tensor:
-    """Join numbers, or tensors of one dtype, into one vector.
+def to_host(vectors: list[Tensor]) -> list[Tensor]:
+    """Return the vectors in float64 on the host, with one transfer for each device and dtype.
 
-    Tensors in a smaller dtype than float32 become float32, because fewer dtypes need fewer
+    Vectors in a smaller dtype than float32 become float32, because fewer dtypes need fewer
     transfers.
     """
-    if not isinstance(values[0], Tensor):
-        return torch.tensor(values, dtype=torch.float64)
-    flat = torch.cat([value.reshape(-1) for value in values])
-    is_small = flat.dtype in (torch.bool, torch.float16, torch.bfloat16)
-    return flat.to(torch.float32) if is_small else flat
-
-
-def to_host(vectors: list[Tensor]) -> list[Tensor]:
-    """Return the vectors in float64 on the host, with one transfer for each device and dtype."""
-    kinds: dict[tuple[Any, ...], list[int]] = {}
+    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, vector in enumerate(vectors):
-        kinds.setdefault((vector.device, vector.dtype), []).append(i)
+        is_small = vector.dtype in (torch.bool, torch.float16, torch.bfloat16)
+        dtype = torch.float32 if is_small else vector.dtype
+        kinds.setdefault((vector.device, dtype), []).append(i)
     copied = list(vectors)
-    for members in kinds.values():
-        joined = torch.cat([vectors[i] for i in members]).cpu().to(torch.float64)
+    for (_, dtype), members in kinds.items():
+        joined = torch.cat([vectors[i] for i in members]).to(dtype).cpu().to(torch.float64)
         parts = joined.split([len(vectors[i]) for i in members])
         for i, part in zip(members, parts, strict=True):
             copied[i] = part

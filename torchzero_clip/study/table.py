@@ -261,3 +261,9 @@ class Column:
         if self.reduce == "sum":
             values = values / counts
         return values, counts > 0
+
+
+def increases(counts: Tensor) -> Tensor:
+    """Return by how much a count has increased in each row. Unknown counts change nothing."""
+    total = counts.nan_to_num(0).cummax(0).values
+    return total.diff(prepend=total.new_zeros(1))

@@ -116,17 +116,13 @@ class Trace:
             name: The name of the norms, such as "ZClip/norm". By default, the norms of the first
                 rule are used.
         """
-        history = {
-            key: torch.tensor(x, dtype=torch.float64) for key, x in recorder.history().items()
-        }
-        columns: dict[str, Tensor] = {}
-        for key, values in history.items():
-            if values.dim() == 1:
-                columns[key] = values
-            else:
-                rows = zip(recorder.units(key), values.unbind(1), strict=True)
-                columns |= {f"{key}/{unit}": column for unit, column in rows}
-        known = {key: ~column.isnan() for key, column in columns.items()}
+        table = recorder._read()
+        columns = {"step": table.steps.double()}
+        known: dict[str, Tensor] = {}
+        for key, column in table.columns.items():
+            names = [f"{key}/{unit}" for unit in column.units.values()] if column.vector else [key]
+            columns.update(zip(names, column.read().unbind(1), strict=True))
+            known.update(zip(names, (column.counts > 0).unbind(1), strict=True))
         first = [*norms_of(columns), "norm"][0]
         return cls._from_columns(columns, known, first if name is None else name)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any, TypeGuard
 
+from torchzero_clip.study.simulate_command import shortened
+
 LARGEST_INTEGER = 2**53
 """The largest integer up to which JavaScript represents every integer."""
 TEXT_LENGTH = 10_000
 """The largest number of characters in a text."""
-SHOWN_LENGTH = 80
-"""The largest number of characters of a value that an error message shows."""
 PATH_LENGTH = 8
 """The largest number of elements in a path."""
 
@@ -80,5 +80,4 @@ def shown(value: Any) -> str:
     for kind, name in ((dict, "an object"), (list, "a list")):
         if isinstance(value, kind):
             return f"{name} of length {len(value)}"
-    text = json.dumps(value)
-    return text if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]}…"
+    return shortened(json.dumps(value))

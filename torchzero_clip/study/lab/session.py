@@ -29,6 +29,7 @@ from torchzero_clip.study.lab.simulations import (
 from torchzero_clip.study.logs import Log, parse
 from torchzero_clip.study.simulate_command import rule as read_rule
 from torchzero_clip.study.simulating import check, units
+from torchzero_clip.study.table import increases
 from torchzero_clip.study.trace import Trace
 
 RUNS = Path(__file__).with_name("runs")
@@ -240,7 +241,7 @@ class LabSession:
         verdict = Verdict(bad)
         if not start and walk.ahead(trace) > LONG_WALK:
             yield previewed(preview(trace, rule), walk.ahead(trace))
-        for begin, steps in walk.steps(trace, repr(rule), 0):
+        for begin, steps in walk.steps(trace, repr(rule)):
             if version != self.version:
                 break
             end = begin + len(steps.left)
@@ -302,8 +303,7 @@ def marks(log: Log, start: int) -> list[tuple[int, str, float]]:
     for name, values in columns.items():
         kind = name.rpartition("/")[2]
         if kind == "skipped":  # the column counts skipped steps
-            count = values.nan_to_num(0).cummax(0).values
-            values = count.diff(prepend=count.new_zeros(1))
+            values = increases(values)
         if kind == "skipped" or name.startswith("recover/"):
             rows = [int(i) for i in (values > 0).nonzero()]
             marked += [(i, kind, values[i].item()) for i in rows if i >= start]

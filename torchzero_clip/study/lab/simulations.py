@@ -77,13 +77,12 @@ class Walk:
         """Return how many seconds a step has taken on average."""
         return self._seconds / self._ends[-1]
 
-    def steps(self, trace: Trace, text: str, start: int) -> Iterator[tuple[int, Steps]]:
+    def steps(self, trace: Trace, text: str) -> Iterator[tuple[int, Steps]]:
         """Yield the steps of a rule part by part, each with the number of its first step.
 
         Args:
             trace: The run.
             text: The `repr` of the rule.
-            start: The first step.
         """
         place = self.texts.index(text)
         i = 0
@@ -93,10 +92,7 @@ class Walk:
                     if self._ends[-1] >= len(trace):
                         return
                     self._simulate_part(trace)
-            begin = self._ends[i]
-            if self._ends[i + 1] > start:
-                skip = max(start - begin, 0)
-                yield begin + skip, Steps(*[x[skip:] for x in self._parts[i][place]])
+            yield self._ends[i], self._parts[i][place]
             i += 1
 
     def _simulate_part(self, trace: Trace) -> None:
@@ -140,7 +136,7 @@ def preview(trace: Trace, rule: NormRule) -> Preview:
     rows = (first + offset).clamp(max=len(trace) - 1)
     sample = Trace(trace.norms[rows], trace.names, trace.known[rows], steps=trace.steps[rows])
     walk = Walk([rule])
-    parts = [steps for _, steps in walk.steps(sample, repr(rule), 0)]
+    parts = [steps for _, steps in walk.steps(sample, repr(rule))]
     return Preview(every, rows, joined(parts), walk.seconds_per_step())
 
 
@@ -207,13 +203,6 @@ class Verdict:
             "false": false_alarms,
             "missed": missed,
         }
-
-
-def judged(bad: Sequence[int], steps: Steps) -> dict[str, float | str | None]:
-    """Return the summary of a `Verdict` on the steps of a whole run."""
-    verdict = Verdict(bad)
-    verdict.add(torch.arange(len(steps.left)), steps)
-    return verdict.summary()
 
 
 def together(rule: NormRule, others: Sequence[NormRule], units: int, steps: int) -> list[NormRule]:

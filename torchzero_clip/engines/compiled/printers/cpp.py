@@ -80,7 +80,6 @@ CPP = Language(
     cut="cut({})",
     entry="{}[place]",
     stores="buffer{}[place] = {};",
-    ratio="over_{}",
     divisor="const divisor over_{0}({0});",
     loop="for (whole {0} = 0; {0} < {1}; ++{0}) {{",
     end=("}",),

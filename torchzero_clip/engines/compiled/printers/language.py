@@ -60,7 +60,7 @@ class OperandText(NamedTuple):
             return self.language.constant.format(self.language.types[self.dtype], number)
         name, dtype = self.term
         if how == "ratio":
-            return self.language.ratio.format(name)
+            return f"over_{name}"
         return name if how == "own" or dtype == self.dtype else self.language.cast(name, self.dtype)
 
 
@@ -89,8 +89,8 @@ class Language:
         cut: The conversion of a value that was already rounded to bfloat16 (value).
         entry: An element of a list (name of the list).
         stores: A statement that writes an element (index of the buffer, element).
-        ratio: The name of the prepared divisor of `over` (name of the ratio).
-        divisor: A statement that prepares this divisor once per tensor (name of the ratio).
+        divisor: A statement that prepares the divisor of `over` once per tensor (name of the
+            ratio). The name of the divisor is the name of the ratio after "over_".
         loop: The first line of a loop (index variable, number of iterations).
         end: The lines that end a loop.
         begins: A statement that begins a reduction (type, name, start value, shape of the lanes).
@@ -116,7 +116,6 @@ class Language:
     cut: str
     entry: str
     stores: str
-    ratio: str
     divisor: str
     loop: str
     end: Sequence[str]
@@ -171,7 +170,7 @@ class Language:
         for name, operands in program.nodes:
             if name == "over":
                 ratio = names[operands[1]].name
-                shared[self.ratio.format(ratio)] = self.divisor.format(ratio)
+                shared[f"over_{ratio}"] = self.divisor.format(ratio)
         # loads come first, so that a GPU waits for all of them at once
         nodes = sorted(enumerate(program.nodes), key=lambda line: line[1][0] != "load")
         for i, (name, operands) in nodes:

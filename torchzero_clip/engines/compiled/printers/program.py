@@ -3,17 +3,15 @@
 `program_of` turns the nodes of a tape into a `Program`. Operands are numbered in the order of use,
 so that equal tapes give equal programs. A `Launch` is one run of a program: the program with its
 buffers, numbers, vectors and scalars. The modules cpp.py and triton.py print programs for a
-compiler. The function `interpreted` runs a program in PyTorch, node by node.
+compiler. The method `Program.computed` runs a program in PyTorch, node by node.
 """
 
 from __future__ import annotations
 
 import itertools
-import linecache
-import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -45,10 +43,6 @@ Measurement: TypeAlias = "tuple[Measure, int] | None"
 
 LAUNCH_KINDS = ("buffer", "number", "vector", "scalar")
 """The kinds of operands that a launch passes to a program."""
-LITERAL_KINDS = ("dtype", "half")
-"""Operands of these kinds are printed as they are. Operands of other kinds are variables."""
-TORCH_TEXTS = {"load": "{0}", "to": "{0}.to({1})"}
-"""The PyTorch text of those nodes that are not in the table of operators."""
 PROGRAMS_KEPT = 1000
 
 
@@ -86,48 +80,44 @@ class Program(NamedTuple):
             yield "row" if i in self.of_rows else "vector", i, dtype
         yield from [("scalar", i, dtype) for i, dtype in enumerate(self.scalars)]
 
-    def source(self) -> str:
-        """Return the source of a Python function that computes the program for one tensor.
+    def computed(self, operands: dict[str, Sequence[Any]]) -> list[Tensor]:
+        """Compute the program for one tensor by PyTorch's operators, and write the stores.
 
-        The arguments are the operands, with one tensor in place of each buffer. The function
-        returns a list with the value to be measured. Values of 16 bits are computed in float32, as
-        in compiled kernels. Otherwise PyTorch would round the product of a bfloat16 tensor and a
-        number.
+        Values of 16 bits are computed in float32, as in compiled kernels. Otherwise PyTorch would
+        round the product of a bfloat16 tensor and a number.
+
+        Args:
+            operands: The operands of each kind, with one tensor in place of each buffer.
+
+        Returns:
+            The values of all nodes.
         """
-        body = list[str]()
-        stored = [value for _, value in self.stores]
-        for i, (name, operands) in enumerate(self.nodes):
-            terms = [x if kind in LITERAL_KINDS else f"{kind}{x}" for kind, x in operands]
-            text = (TORCH_TEXTS.get(name) or OPERATORS[name].torch).format(*terms)
-            if self._narrow(name, operands):
-                text += ".float()"
-            elif name == "load" and i in stored:
-                text += ".clone()"
-            body.append(f"value{i} = {text}")
-        body += [f"buffer{i}.copy_(value{value})" for i, value in self.stores]
-        if self.measured is not None:
-            body.append(f"return [value{self.measured[1]}]")
-        names = ", ".join([f"{kind}{i}" for kind, i, _ in self.operands])
-        return "\n    ".join([f"def program({names}):", *body])
-
-    def _narrow(self, name: str, operands: tuple[NodeOperand, ...]) -> bool:
-        """Return whether a node loads bfloat16 or float16, or casts to one of these dtypes."""
-        if name == "load":
-            return self.buffers[operands[0][1]] in HALF
-        return name == "to" and operands[1][1] in map(str, HALF)
+        values = list[Tensor]()
+        known = {**operands, "value": values}
+        stored = {value for _, value in self.stores}
+        for i, (name, node) in enumerate(self.nodes):
+            x, *others = [known[kind][which] if kind in known else which for kind, which in node]
+            if name == "to":
+                x = x.to(getattr(torch, others[0].removeprefix("torch.")))
+            elif name != "load":
+                x = function_of(name)(x, *others)
+            if name in ("load", "to") and x.dtype in HALF:
+                x = x.float()
+            elif name == "load" and i in stored:  # a store may overwrite the buffer first
+                x = x.clone()
+            values.append(x)
+        for i, value in self.stores:
+            operands["buffer"][i].copy_(values[value])
+        return values
 
 
 @cache
-def interpreted(program: Program) -> Callable[..., Any]:
-    """Return a PyTorch function that runs a program node by node."""
-    source = program.source()
-    name = f"<torchzero_clip program {zlib.crc32(source.encode()):x}>"
-    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-    space: dict[str, Any] = {"torch": torch, "over": over, "rounded": rounded}
-    space |= {"upper": upper, "lower": lower, "wide_of": wide_of}
-    exec(compile(source, name, "exec"), space)
-    function: Callable[..., Any] = space["program"]
-    return function
+def function_of(name: str) -> Callable[..., Tensor]:
+    """Return an operator of list programs as a function that calls PyTorch."""
+    text = OPERATORS[name].torch.format(*[f"x[{i}]" for i in range(4)])
+    names: dict[str, Any] = {"torch": torch, "over": over, "rounded": rounded}
+    names |= {"upper": upper, "lower": lower, "wide_of": wide_of}
+    return eval(f"lambda *x: {text}", names)
 
 
 @dataclass
@@ -154,11 +144,6 @@ class Launch:
     def width(self) -> int:
         """The number of statistics: one per tensor, or one per slice."""
         return len(self.sizes) if self.rows is None else sum(self.rows.counts)
-
-    @cached_property
-    def sent(self) -> Tensor:
-        """The numbers as a tensor on the device."""
-        return numbers(self.numbers or [0.0], self.program.device)
 
     @property
     def read(self) -> list[Tensor]:
@@ -203,14 +188,23 @@ class Launch:
         """
         if not positions:
             return None
-        function = interpreted(self.program)
+        measured = self.program.measured
+        sent = numbers(self.numbers, self.program.device).unbind() if self.numbers else ()
         values = list[Tensor]()
-        numbers = self.sent.unbind()[: self.program.numbers]
         for i in positions:
             vectors = [self._element(vector, k, i) for k, vector in enumerate(self.vectors)]
             tensors = [torch.atleast_1d(buffer.tensors[i]) for buffer in self.buffers]
-            values += function(*tensors, *numbers, *vectors, *self.scalars) or []
-        measured = self.program.measured
+            computed = self.program.computed(
+                {
+                    "buffer": tensors,
+                    "number": sent,
+                    "scalar": self.scalars,
+                    "vector": vectors,
+                    "row": vectors,
+                }
+            )
+            if measured is not None:
+                values.append(computed[measured[1]])
         if measured is None:
             return None
         if self.rows is None:
@@ -268,8 +262,7 @@ class Relaunch:
 
     def __call__(self, numbers: Any, vectors: Any, scalars: Any) -> Tensor | None:
         launch = self.launch(list(map(float, numbers)), vectors, scalars)
-        stats: Tensor | None = self._runner().run(launch)
-        return stats
+        return self._runner().run(launch)
 
     def launch(self, *operands: Any) -> Launch:
         """Return a launch with these numbers, vectors and scalars, and the current gradients."""

@@ -74,7 +74,7 @@ def proven(launch: Launch, call: Call | None, source: Callable[[Program], Any]) 
         try:
             _compare(launch, call)
         except Exception as error:  # errors of the compiler count as well
-            trial.said += [str(error), program.source()]
+            trial.said += [str(error), repr(program)]
     if trial.passed():
         PROVEN.add(program)
     return call if program in PROVEN else None

@@ -141,7 +141,6 @@ TRITON = Language(
     cut="(bits_of({}) >> 16).to(tl.uint16)",
     entry="tl.load({} + lane, mask=mask, other=other)",
     stores="tl.store(buffer{} + lane, {}, mask=mask)",
-    ratio="over_{}",
     divisor="over_{0} = divisor({0})",
     double=True,
     loop="for {0} in range(0, {1}):",

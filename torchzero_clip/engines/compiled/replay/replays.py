@@ -147,8 +147,7 @@ class Replays:
                 return recorded(step, grads, self._live.numbers)
         # hyperparameters are tensors, as in a recorded step, so that both give the same results
         arguments = self._live.substituted(step, self._live.tensors(self._gpu(step)))
-        records: Records = mapped(through(step.again(*arguments)), lambda t: t, step.groups)
-        return records
+        return mapped(through(step.again(*arguments)), lambda t: t, step.groups)
 
     def _loss_tensor(self, step: Step) -> Tensor | None:
         """Return the loss of a step if the loss is a tensor on the device of the parameters.
