@@ -14,6 +14,7 @@ from torchzero_clip.core.bucket import BEGUN
 from torchzero_clip.core.formats import KEPT
 from torchzero_clip.core.formats.stochastic import DRAWS, DROPPED, ROUNDS
 from torchzero_clip.core.link import Link
+from torchzero_clip.core.logical_matrices import LogicalMatrices
 from torchzero_clip.core.matrices import matrix_key
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.sharding.layout import local
@@ -85,14 +86,14 @@ class StateLayout:
         self.rounding = rounding
         self._companies = _companies(links)
 
-    def of_parameter(self, p: Tensor) -> dict[str, Entry]:
+    def of_parameter(self, p: Tensor, name: str | None = None) -> dict[str, Entry]:
         """Return the entries of all state that may be kept for a parameter, by key."""
         entries: dict[str, Entry] = {}
         exact = self.rounding == "exact" and p.dtype in DROPPED
         weights = torch.empty_like(p, dtype=torch.float32, device="meta") if exact else p
         for link in self.links:
             of_units: dict[str, Any] = getattr(link.transform, "init_unit", dict)()
-            for key, example in link.layout(weights).items():
+            for key, example in link.layout(weights, name or "").items():
                 kinds = WIDTHS if example.shape == p.shape else frozenset()
                 if key.rpartition("/")[2] in of_units:
                     kinds = STATISTICS
@@ -139,7 +140,7 @@ class StateLayout:
             clips: Whether norm rules act on the parameter's group.
             name: The name of the parameter, if it has one.
         """
-        known = {**self.of_parameter(p), **self._of_matrices(state)}
+        known = {**self.of_parameter(p, name), **self._of_matrices(state)}
         complete = self._keys_of_complete_state(known, name, p)
         later_seen = False
         for company in reversed(self._companies):
@@ -169,12 +170,12 @@ class StateLayout:
             rule = link.transform
             if not getattr(rule, "keeps_matrices", False):
                 continue
-            rows = _rows_of(rule, name or "", p)
-            for b, count in enumerate(rows):
+            sizes = _sizes_of(rule, name or "", p)
+            for b, size in enumerate(sizes):
                 with torch.device("meta"):
-                    of_matrix = rule.init_matrix(count, p.numel() // sum(rows))
+                    of_matrix = rule.init_matrix(*size)
                 keys |= {matrix_key(link.path, state, b) for state in of_matrix}
-            if not rows and rule.drops != "first":
+            if not sizes and rule.drops != "first":
                 keys.discard(f"{link.path}/{BEGUN}")
         return keys
 
@@ -223,17 +224,17 @@ class StateLayout:
         return name in first and bool(local(torch.as_tensor(first[name])).isnan().any())
 
 
-def _rows_of(rule: Any, name: str, p: Tensor) -> Sequence[int]:
-    """Return the number of rows of each matrix into which a rule splits a parameter.
+def _sizes_of(rule: Any, name: str, p: Tensor) -> list[tuple[int, int]]:
+    """Return the rows and columns of each matrix of a parameter for a rule.
 
     The list is empty if the rule refuses the parameter. A rule inside Partition or Masked may
     refuse parameters that it never receives.
     """
     try:
-        rows: Sequence[int] = rule.rows_of(name, p)
+        matrices: LogicalMatrices | None = rule.matrices_of(name, p)
     except (TypeError, ValueError):
         return []
-    return rows
+    return [] if matrices is None else matrices.sizes
 
 
 def matrix_names(rule: Any) -> list[str]:
