@@ -296,8 +296,10 @@ def _check_name_patterns(optimizer: ChainRunner) -> None:
     """Raise ValueError if a pattern in an option of a rule matches no parameter."""
     if optimizer.process_group is not None or optimizer._is_trial:
         return  # the parameter may belong to another stage of a pipeline, or not take part
-    names = [name for name, _ in named_params(optimizer)]
-    for link in optimizer.keys.links:
+    names: list[str] = []
+    for group in optimizer.param_groups:
+        names += group.get("param_names") or [""] * len(group["params"])
+    for link in optimizer.keys.links if names else ():
         for name_of_field in getattr(link.transform, "keyed_by_name", ()):
             option = getattr(link.transform, name_of_field, None)
             if not isinstance(option, Mapping):
@@ -306,12 +308,11 @@ def _check_name_patterns(optimizer: ChainRunner) -> None:
             if part is None or _is_complete(option, names):
                 continue
             remedy = "pass model.named_parameters() to the optimizer"
-            near = difflib.get_close_matches(part.replace("*", ""), names, n=1, cutoff=0)
-            if near:
+            if any(names):
+                near = difflib.get_close_matches(part.replace("*", ""), names, n=1, cutoff=0)
                 remedy = f"the nearest is {near[0]!r}"
-            raise ValueError(
-                f"{link.path}: {part!r} in {name_of_field} matches no parameter: {remedy}"
-            )
+            where = f"{part!r} in {name_of_field}"
+            raise ValueError(f"{link.path}: {where} matches no parameter: {remedy}")
 
 
 def _is_complete(option: Mapping[str, Any], names: Sequence[str]) -> bool:
@@ -319,7 +320,7 @@ def _is_complete(option: Mapping[str, Any], names: Sequence[str]) -> bool:
 
     Such a dict may also have names of parameters that the optimizer does not train.
     """
-    return bool(names) and all([name in option for name in names])
+    return all([name in option for name in names])
 
 
 def _number(rule: Any, name: str) -> float:

@@ -140,7 +140,7 @@ ROWS = [
             ),
             "names": lambda: Partition(
                 {"weight": ClipNorm(0.5), "other": Scale(2.0)},
-                {r"\.weight$": "weight", "": "other"},
+                {"*.weight": "weight", "*": "other"},
             ),
         },
         args={"transforms": {"other": Scale(2.0)}, "labels": lambda name, p: "other"},
@@ -152,8 +152,12 @@ ROWS = [
             ),
             ({"transforms": {"a": "Scale"}}, TypeError, "transforms must be a dict of label and T"),
             ({"labels": "weight"}, TypeError, "labels must be a function, got 'weight'"),
-            ({"labels": {"*": "other"}}, ValueError, "the keys of labels must be names or regular"),
-            ({"labels": {3: "other"}}, ValueError, "the keys of labels must be names or regular"),
+            (
+                {"labels": {"a | ": "other"}},
+                ValueError,
+                "the keys of labels must be names or patte",
+            ),
+            ({"labels": {3: "other"}}, ValueError, "the keys of labels must be names or patterns"),
             ({"target": "grad"}, ValueError, "target to the transforms inside, got 'grad'"),
         ],
         loose={"both": lambda: Partition({"weight": ClipNorm(1e9), "other": Scale(1.0)}, kind)},

@@ -77,7 +77,7 @@ class Kron(TensorwiseTransform):
 
     def matrices_of(self, name: str, param: Tensor) -> LogicalMatrices | None:
         if param.numel() and param.dim() < 2 and entry_of(self, name, param) is None:
-            return whole_matrix((param.numel(),))
+            return whole_matrix(param.shape)
         matrices = super().matrices_of(name, param)
         if matrices is None or param.dim() < 2:
             return matrices
