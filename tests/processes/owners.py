@@ -356,7 +356,7 @@ def model_and_optimizer(mesh: Any) -> tuple[nn.Module, Modular]:
     model = nn.Sequential(*layers, nn.Linear(5, 12, bias=False))
     if mesh is not None:
         fully_shard(model, mesh=mesh)
-    kinds = {r"^4": "state", r"^3.weight": "state", r"weight$": "a", "": "b"}
+    kinds = {"4.* | 3.weight": "state", "*.weight": "a", "*": "b"}
     rows = Rows(0.5, Orthogonalize())
     state = Chain(Whiten(), rows, Kron(every=2), InBasis(SOAPBasis(every=2), Adam()))
     vectors = Chain(Kron(every=2, eps=1e-6), Adam())

@@ -372,7 +372,8 @@ def check_layout(rule: Any) -> None:
                     parsed(text)
         except ValueError as error:
             raise ValueError(
-                f"{type(rule).__name__}: the layout {entry!r} of {key!r} is not valid: {error}"
+                f"{type(rule).__name__}: layout must be valid, got {rule.layout!r}; the layout "
+                f"{entry!r} of {key!r} is not: {error}"
             ) from None
 
 

@@ -70,7 +70,8 @@ class Steepest(NormRule):
     @property
     def layout(self) -> MatrixLayout:
         """The layout of the first rule inside that has a layout."""
-        layouts: list[MatrixLayout] = [getattr(tfm, "layout", None) for tfm in self.tfm.walk()]
+        inside = self.tfm.walk() if isinstance(self.tfm, Transform) else ()
+        layouts: list[MatrixLayout] = [getattr(tfm, "layout", None) for tfm in inside]
         return next((x for x in layouts if x is not None), None)
 
     @property

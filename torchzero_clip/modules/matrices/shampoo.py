@@ -11,6 +11,7 @@ from torchzero_clip.core import Group, Live, TensorwiseTransform
 from torchzero_clip.core.bounds import Count, Positive, Share, Whole, Within
 from torchzero_clip.core.layout_patterns import MatrixLayout
 from torchzero_clip.core.stacks import MatrixState
+from torchzero_clip.core.tensor_kinds import wide
 from torchzero_clip.modules.matrices.batches import PRODUCTS
 from torchzero_clip.modules.matrices.eigenbases import (
     SIDES,
@@ -108,5 +109,7 @@ class Shampoo(TensorwiseTransform):
         for side, dim in SIDES.items():
             if side in state:
                 values = state[f"{side}_values"].clamp(min=0) + group["eps"]
-                m = m.mul_((values ** -group["exponent"]).unsqueeze(-3 - dim))
+                # torch's pow in float32 depends on the place of an element in its tensor
+                roots = values.to(wide(values.device)) ** -group["exponent"]
+                m = m.mul_(roots.to(m.dtype).unsqueeze(-3 - dim))
         return back(m, state)
