@@ -183,7 +183,11 @@ class Division:
         for cohort, start in self.starts.items():
             own = slice(start, start + len(cohort.places))
             split = any([found is not None and found.is_split for found in self.grids[own]])
-            self.rows[cohort] = rows_of(views[own], self.slices[own], self.dims[own], split)
+            rows = rows_of(views[own], self.slices[own], self.dims[own], split)
+            here = [found for found in self.grids[own] if found is not None]
+            if any([x.has_columns for x in here]) and any([x.is_fused for x in here]):
+                rows = rows._replace(whole=False)  # as the columns of separate parameters
+            self.rows[cohort] = rows
 
     def viewed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return one tensor per parameter, with dims split so that slices run along whole dims."""

@@ -201,6 +201,16 @@ class Grid:
         pairs = zip(forms, self.along, strict=True)
         return any([form[d] != 1 for form, dims in pairs for d in dims])
 
+    @functools.cached_property
+    def is_fused(self) -> bool:
+        """Whether the rows or matrices may be scattered in the memory of a fused parameter."""
+        return len(self.source.cuts) > 1 or not self.source.cuts[0].in_order
+
+    @functools.cached_property
+    def has_columns(self) -> bool:
+        """Whether a norm covers a column, which is scattered in the memory of any parameter."""
+        return (1,) in self.along
+
     def viewed(self, t: Tensor) -> Tensor:
         """Return a tensor in the shape of the parameter, or of its shard, after the splits."""
         return t.view(self.local_view(t.shape)) if self.is_split else t

@@ -365,9 +365,16 @@ class Units(Cells):
         if division.lengths is not None:
             first = sum(division.lengths[:start])
             last = sum(division.lengths[:end])
-            ratios = slices.of_rows(vector[first:last], division.rows[bucket.cohort])
+            rows = division.rows[bucket.cohort]
+            ratios = slices.of_rows(vector[first:last], rows)
+            grids = [found for found in division.grids if found is not None]
             if bucket.cohort.sharded:
                 ratios = bucket.parts(ratios)
+                if any([found.kind == "matrix" for found in grids]):
+                    ratios = slices.as_fused(ratios, vector, rows)
+            elif isinstance(ratios, slices.OfRows):
+                scattered = any([found.is_fused for found in grids])
+                ratios.fused = scattered and not any([found.has_columns for found in grids])
             for i, found in enumerate(division.grids[start:end]):
                 if found is not None and found.is_split:  # the list has the unsplit shapes
                     shape = local(bucket.originals[i]).shape

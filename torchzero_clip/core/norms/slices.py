@@ -36,10 +36,15 @@ class SliceRows(NamedTuple):
 
 
 class OfRows(list[Tensor]):
-    """A list of tensors with one number per slice. The tensors are parts of one vector."""
+    """A list of tensors with one number per slice. The tensors are parts of one vector.
+
+    If `fused` is set, slices may be parts of fused parameters. An engine then computes with them as
+    with the slices of separate parameters.
+    """
 
     vector: Tensor
     rows: SliceRows
+    fused: bool = False
 
 
 def rows_of(
@@ -84,6 +89,15 @@ def of_rows(vector: Tensor, rows: SliceRows) -> list[Tensor]:
     of_vector.vector = vector
     of_vector.rows = rows
     return of_vector
+
+
+def as_fused(parts: list[Tensor], vector: Tensor, rows: SliceRows) -> OfRows:
+    """Return the numbers of slices of fused parameters that are sharded, from this rank's part."""
+    fused = OfRows(parts)
+    fused.vector = vector
+    fused.rows = rows._replace(whole=False)
+    fused.fused = True
+    return fused
 
 
 def slice_statistics(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:
