@@ -162,7 +162,9 @@ class Pair:
         count = len(self.separate) - 1
         parts = [states[i] for i in range(count)]
         state = fused_state(self.entry, self.shape, parts)
-        group = {**saved["param_groups"][0], "params": [0, 1], "param_names": ["w", "plain"]}
+        new = Modular(self.fused, *self.chain({"w": self.entry}), LR(0.1), **self.options)
+        (group,) = new.state_dict()["param_groups"]
+        group["chain"] = {**saved["param_groups"][0]["chain"], **group["chain"]}  # its counts
         return {"state": {0: state, 1: states[count]}, "param_groups": [group]}
 
 
@@ -181,6 +183,8 @@ def fused_state(
                 state[f"{key}_{i + 1}" if i else key] = value
         elif [tuple(getattr(t, "shape", ())) for t in values] == sizes:
             state[key] = join_matrices(entry, shape, values)
+        elif rule == "NeuronNorm":  # a number for each neuron
+            state[key] = torch.cat([t.flatten() for t in values])
         else:  # a count of steps, which all matrices share
             state[key] = first
     return state

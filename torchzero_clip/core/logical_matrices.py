@@ -238,23 +238,45 @@ class Grid:
             results.append(of_units.expand(stack.shape))
         return self.matrices.back(results).reshape(-1)
 
-    def spread(self, state: Tensor) -> Tensor:
-        """Return a vector with one number per slice, from a tensor with one number per norm."""
-        if not self.is_finer:
-            return state.flatten()
-        stacks = grid(self.source, self.kind).matrices.of(state)
-        cuts = self.matrices.cuts
-        fine = [x.expand(c.count, c.rows, c.columns) for x, c in zip(stacks, cuts, strict=True)]
-        return self.matrices.back(fine).reshape(-1)
+    @functools.cached_property
+    def norms(self) -> list[tuple[int, int, int]]:
+        """For each cut, the number of matrices, and of the norms along their rows and columns."""
+        coarse = grid(self.source, self.kind).matrices
+        forms = [(cut.count, cut.rows, cut.columns) for cut in coarse.cuts]
+        pairs = zip(forms, self.along, strict=True)
+        return [
+            (form[0], 1 if 1 in dims else form[1], 1 if 2 in dims else form[2])
+            for form, dims in pairs
+        ]
+
+    @functools.cached_property
+    def _is_sorted(self) -> bool:
+        """Whether slices are norms, in the order of the matrices."""
+        return not self.is_finer and all([cut.in_order for cut in self.source.cuts])
+
+    def spread(self, numbers: Tensor) -> Tensor:
+        """Return a vector with a number for each slice.
+
+        Args:
+            numbers: A number for each norm, in the order of the matrices.
+        """
+        if self._is_sorted:
+            return numbers.flatten()
+        parts = numbers.flatten().split(list(map(math.prod, self.norms)))
+        stacks = []
+        for part, form, cut in zip(parts, self.norms, self.matrices.cuts, strict=True):
+            stacks.append(part.view(form).expand(cut.count, cut.rows, cut.columns))
+        return self.matrices.back(stacks).reshape(-1)
 
     def collect(self, numbers: Tensor) -> Tensor:
-        """Return a tensor with one number per norm from equal numbers per slice."""
-        if not self.is_finer:
+        """Return a vector with a number for each norm, from equal numbers for its slices."""
+        if self._is_sorted:
             return numbers
-        coarse = grid(self.source, self.kind).matrices
         stacks = self.matrices.of(numbers.view(self.matrices.shape))
-        pairs = zip(stacks, coarse.cuts, strict=True)
-        return coarse.back([x[:, : cut.rows, : cut.columns] for x, cut in pairs])
+        pairs = zip(stacks, self.norms, strict=True)
+        return torch.cat(
+            [stack[:, :rows, :columns].flatten() for stack, (_, rows, columns) in pairs]
+        )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -80,10 +80,10 @@ class NeuronNorm(NormRule):
 
     def init_named(self, name: str, param: Tensor) -> dict[str, Tensor]:
         if entry_of(self, name, param) is None:
-            matrices = whole_matrix(param.shape)
-        else:
+            shape = grid(whole_matrix(param.shape), self._kind).matrices.shape
+        else:  # the neurons of one matrix after another
             matrices = matrices_of(self, name, param, takes_complex=True)
-        shape = grid(matrices, self._kind).matrices.shape
+            shape = (sum(map(math.prod, grid(matrices, self._kind).norms)),)
         zeros = torch.zeros(shape, dtype=statistic_dtype(param), device=param.device)
         return {"rms": zeros}  # √V, because squares could overflow
 
