@@ -62,6 +62,7 @@ class ClipSpectral(TensorwiseTransform):
     max_norm: Live[NonNegative]
     layout: MatrixLayout = None
 
+    reach = "tensor"
     clips = True
     impure = PRODUCTS
 
