@@ -59,6 +59,16 @@ class Probe(Transform):
         return []
 
 
+def stacks(name: str, t: torch.Tensor) -> str | None:
+    """The layout of a stack of matrices, for every tensor of three dims."""
+    return "e rows columns -> e rows columns" if t.dim() == 3 else None
+
+
+def flat(name: str, t: torch.Tensor) -> str | None:
+    """The layout of one matrix of shape (first, rest), for every tensor of three dims."""
+    return "rows a b -> rows (a b)" if t.dim() == 3 else None
+
+
 def seed(number: int = 0) -> None:
     """Draw the same numbers from here on: `torch.manual_seed`, which takes a millisecond to note
     where it was called from for accelerators that are not there."""

@@ -23,7 +23,13 @@ from torchzero_clip import Transform
 
 ROWS = [*clipping.ROWS, *descent.ROWS, *adaptive.ROWS, *flow.ROWS, *matrices.ROWS, *averages.ROWS]
 # what a construction is written with: every class, and the functions that rows define
-NAMES: dict[str, Any] = {**vars(tz), **vars(adaptive), **vars(descent), **vars(flow)}
+NAMES: dict[str, Any] = {
+    **vars(tz),
+    **vars(adaptive),
+    **vars(descent),
+    **vars(flow),
+    "halves": matrices.halves,
+}
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from torchzero_clip.core.bounds import (
     Whole,
     Within,
 )
+from torchzero_clip.core.layout_patterns import MatrixLayout
 from torchzero_clip.floats import to_floats
 from torchzero_clip.grads import (
     centralize_grads_,
@@ -74,6 +75,7 @@ __all__ = [
     "FusedKernel",
     "Group",
     "Live",
+    "MatrixLayout",
     "Modular",
     "NonNegative",
     "NormRule",

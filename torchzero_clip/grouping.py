@@ -13,6 +13,7 @@ from torch import nn
 
 from torchzero_clip.core.argument_values import is_row
 from torchzero_clip.core.description import RESERVED
+from torchzero_clip.core.names import alternatives
 from torchzero_clip.core.user_warnings import warn
 
 LayerPlace = tuple[float, ...]
@@ -134,7 +135,7 @@ def _matched(pattern: str, model: nn.Module) -> set[str]:
         raise TypeError(f"groups: a pattern must be a string, such as 'head.*', got {pattern!r}")
     names = [name for name, _ in model.named_parameters()]
     matched: set[str] = set()
-    for part in map(str.strip, pattern.split("|")):
+    for part in alternatives(pattern):
         of_part = {name for name in names if fnmatchcase(name, part)}
         if not of_part:
             raise ValueError(f"groups: {part!r} matches no parameter: {_hint(part, model)}")

@@ -46,7 +46,7 @@ def test_arguments(kind):
 
 
 def test_mappings_as_arguments():
-    branches, labels = {"a": Adam(), "b": Scale(2.0)}, {"weight": "a", ".": "b"}
+    branches, labels = {"a": Adam(), "b": Scale(2.0)}, {"weight": "a", "*": "b"}
     proxies = MappingProxyType(branches), MappingProxyType(labels)
     assert Partition(*proxies) == Partition(branches, labels)
     opt = Modular([("weight", one()), ("bias", one())], Partition(*proxies), LR(0.1))

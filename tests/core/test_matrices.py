@@ -9,14 +9,24 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tests.core.test_authors import both_engines, drawn, saved
-from torchzero_clip import LR, Adam, Guard, Live, Modular, TensorwiseTransform, attach, release
+from torchzero_clip import (
+    LR,
+    Adam,
+    Guard,
+    Live,
+    MatrixLayout,
+    Modular,
+    TensorwiseTransform,
+    attach,
+    release,
+)
 from torchzero_clip.audit import Ledger, fake_cuda, twin
 from torchzero_clip.source import SourceError
 
 SHAPES = {
     "wide": (3, 5),
     "bias": (4,),
-    "conv": (4, 2, 2),
+    "conv": (4, 2, 2, 1),
     "number": (),
     "tall": (6, 2),
     "no": (0, 3),
@@ -140,11 +150,10 @@ def test_where_a_decomposition_fails_the_old_one_stays():
     assert torch.equal(opt.state[params["a"]]["Failing/root"], first)
 
 
-class Blocks(Whiten):
+class Halves(Whiten):
     """The same of each half."""
 
-    def rows_of(self, name, param):
-        return [len(param) // 2] * 2 if name == "tall" else super().rows_of(name, param)
+    layout: MatrixLayout = None
 
 
 def test_a_parameter_may_be_several_matrices():
@@ -154,7 +163,7 @@ def test_a_parameter_may_be_several_matrices():
         f"{n}{i}": p for n, ps in cut.items() for i, p in enumerate(ps if n == "tall" else [ps])
     }
     one, other = (
-        Modular(whole.items(), Blocks(), LR(0.1)),
+        Modular(whole.items(), Halves(layout={"tall": [3, 3]}), LR(0.1)),
         Modular(parts.values(), Whiten(), LR(0.1)),
     )
     for step in range(5):
@@ -168,7 +177,7 @@ def test_a_parameter_may_be_several_matrices():
     torch.testing.assert_close(whole["wide"], parts["wide0"])
     names = {"begun", "left", "root", "left_2", "root_2"}
     assert opt_names(one, whole["tall"]) == names
-    again = Modular(whole.items(), Blocks(), LR(0.1))
+    again = Modular(whole.items(), Halves(layout={"tall": [3, 3]}), LR(0.1))
     again.load_state_dict(saved(one))
     again.step()
 
@@ -447,16 +456,15 @@ def test_state_of_any_strides_and_without_entries_is_kept_as_it_is():
             assert opt.state[p]["Odd/none"].shape == (0, 3)
 
 
-def test_blocks_of_equal_rows_are_a_stack_too():
+def test_matrices_of_equal_shape_are_a_stack_too():
     class Cut(Stacked):
         batched = True
-
-        def rows_of(self, name, param):
-            return [2, 2, 3] if param.dim() > 1 else []
+        layout: MatrixLayout = None
 
     params = {"a": Parameter(drawn((7, 2), 0)), "b": Parameter(drawn((7, 2), 1))}
     pieces = [Parameter(t.clone()) for p in params.values() for t in p.detach().split([2, 2, 3])]
-    opt, other = Modular(params.items(), Cut(), LR(0.1)), Modular(pieces, Whiten(), LR(0.1))
+    cut = Cut(layout={"*": [2, 2, 3]})
+    opt, other = Modular(params.items(), cut, LR(0.1)), Modular(pieces, Whiten(), LR(0.1))
     for step in range(4):
         give(params, step)
         grads = [t for p in params.values() for t in p.grad.split([2, 2, 3])]

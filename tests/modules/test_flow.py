@@ -621,8 +621,8 @@ def labelled(labels, *names):
     return [round(-p.item()) for _, p in params]
 
 
-def test_labels_are_found_by_name_then_by_the_first_pattern_in_the_name():
-    labels = {r"head": "a", r"\.weight$": "b", "x.weight": "a", "": "b"}
+def test_labels_are_found_by_name_then_by_the_first_pattern_of_the_name():
+    labels = {"head.*": "a", "*.weight": "b", "x.weight": "a", "*": "b"}
     assert labelled(labels, "head.weight", "x.weight", "y.weight", "z") == [2, 2, 3, 3]
 
 
@@ -631,14 +631,27 @@ def test_a_name_that_no_pattern_finds_is_an_error_that_names_it():
         labelled({"head": "a"}, "head", "tail")
 
 
+def test_a_pattern_that_matches_no_name_is_an_error_with_the_nearest():
+    for key in ("haed.*", "head.weight | haed.*"):
+        words = (
+            r"Partition: 'haed\.\*' in labels matches no parameter: the nearest is 'head.weight'"
+        )
+        with pytest.raises(ValueError, match=words):
+            labelled({key: "a", "*": "b"}, "head.weight", "x.weight")
+
+
+def test_a_table_with_every_name_may_have_more_names():
+    assert labelled({"x": "a", "y": "b", "frozen": "a"}, "x", "y") == [2, 3]
+
+
 def test_patterns_need_names():
-    opt = Modular([param(0.0, grad=[1.0])], Partition({"a": Scale(2.0)}, {"": "a"}), LR(1.0))
+    params = [param(0.0, grad=[1.0])]
     with pytest.raises(ValueError, match=r"pass model.named_parameters\(\) to the optimizer"):
-        opt.step()
+        Modular(params, Partition({"a": Scale(2.0)}, {"x.*": "a"}), LR(1.0))
 
 
 def test_labels_by_name_survive_a_config():
-    chain = Chain(Partition({"a": Scale(2.0)}, {r"\.weight$": "a"}))
+    chain = Chain(Partition({"a": Scale(2.0)}, {"*.weight": "a"}))
     again = Chain.from_config(json.loads(json.dumps(chain.to_config())))
     assert repr(again) == repr(chain)
 

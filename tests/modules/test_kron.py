@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tests.core.test_authors import both_engines, drawn, saved
+from tests.helpers import stacks
 from torchzero_clip import (
     LR,
     ClipNorm,
@@ -225,7 +226,7 @@ def test_a_stack_of_matrices_learns_as_each_of_them():
 
 
 def test_blocks_are_matrices_of_their_own():
-    options = {"blocks": {"w": (2, 4), "b": 2}}
+    options = {"layout": {"w": [2, 4], "b": [3, 3]}}
     whole = model(shapes={"w": (6, 4), "b": (6,)})
     parts = model(shapes={"w0": (2, 4), "w1": (4, 4), "b0": (3,), "b1": (3,)})
     pieces = lambda get: [*get(whole["w"]).split([2, 4]), *get(whole["b"]).split(3)]  # noqa: E731
@@ -249,7 +250,7 @@ def test_blocks_are_matrices_of_their_own():
 def test_a_stack_is_many_matrices_and_more_dims_are_first_by_rest():
     stack = {"w": Parameter(drawn((3, 2, 4), 0, torch.float64))}
     parts = {f"w{i}": Parameter(t.clone()) for i, t in enumerate(stack["w"].detach())}
-    opt = Modular(stack.values(), Kron(every=2, stacks=True), LR(0.01))
+    opt = Modular(stack.values(), Kron(every=2, layout=stacks), LR(0.01))
     other = Modular(parts.values(), Kron(every=2), LR(0.01))
     for step in range(8):
         give(stack, step)
@@ -262,11 +263,11 @@ def test_a_stack_is_many_matrices_and_more_dims_are_first_by_rest():
     opt = Modular([kernel], Kron(), LR(0.01))
     opt.init_state()
     assert [tuple(q.shape) for q in factors(opt, kernel)] == [(2, 2), (12, 12)]
-    with pytest.raises(ValueError, match=r"Write Kron\(stacks=True\) for 3 matrices of 2 x 4"):
+    with pytest.raises(ValueError, match=r"Kron: .*layout=.* for 3 matrices of 2 x 4"):
         Modular(stack.values(), Kron(), LR(0.01)).init_state()
 
 
-def test_a_column_is_a_row_and_unequal_blocks_of_one_are_vectors():
+def test_a_column_is_a_row():
     column, row = [Parameter(drawn((5,), 0, torch.float64).view(s)) for s in ((5, 1), (1, 5))]
     opt, other = [Modular([p], Kron(every=2), LR(0.01)) for p in (column, row)]
     for step in range(6):
@@ -276,10 +277,10 @@ def test_a_column_is_a_row_and_unequal_blocks_of_one_are_vectors():
         other.step()
     assert torch.equal(column.T, row)
     assert [tuple(q.shape) for q in factors(opt, column)] == [(1,), (5, 5)]
-    opt = Modular([("w", column)], Kron(blocks={"w": (2, 3)}), LR(0.01))
+    opt = Modular([("w", column)], Kron(layout={"w": [2, 3]}), LR(0.01))
     opt.init_state()
-    kept = [k for k in held(opt, column) if k.startswith(("left", "right"))]
-    assert kept == ["left", "left_2"]
+    kept = {name: tuple(q.shape) for name, q in held(opt, column).items() if "ight" in name}
+    assert kept == {"right": (2, 2), "right_2": (3, 3)}
 
 
 # ---------------------------------------------------------------------- troubles

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import Parameter
 
-from tests.helpers import close, same
+from tests.helpers import close, flat, same, stacks
 from tests.modules.contract.common import Count
 from torchzero_clip import (
     LR,
@@ -358,80 +358,45 @@ def test_a_nan_stays_in_its_matrix():
     same([first, last], [out(Orthogonalize(), grads[0]), out(Orthogonalize(), grads[2])])
 
 
-def test_a_stack_is_many_matrices_or_one_and_must_be_told():
+def test_a_tensor_of_three_dims_must_be_declared():
     grad = drawn(3, 4, 5)
-    stacked = out(Orthogonalize(scale="original", stacks=True), grad)
+    stacked = out(Orthogonalize(scale="original", layout=stacks), grad)
     close(list(stacked), [out(Orthogonalize(scale="original"), g) for g in grad], atol=1e-6)
-    flat = out(Orthogonalize(stacks=False), grad)
-    close(flat, out(Orthogonalize(), grad.flatten(1)).view(3, 4, 5), atol=1e-6)
-    for rule in (Orthogonalize(), ClipSpectral(1.0), EqualRows(), NeuronNorm()):
-        with pytest.raises(ValueError, match=r"stacks=True\) for 3 matrices of 4 x 5, or stacks=F"):
-            out(rule, grad)
+    one = out(Orthogonalize(layout=flat), grad)
+    close(one, out(Orthogonalize(), grad.flatten(1)).view(3, 4, 5), atol=1e-6)
 
 
-WITH_STACKS = [
-    Orthogonalize(stacks=True),
-    ClipSpectral(1.0, stacks=True),
-    EqualRows(stacks=True),
-    NeuronNorm(stacks=True),
-    ScaleByShape(stacks=True),
-    Rows(0.5, Orthogonalize(), stacks=True),
-    Kron(stacks=True),
-    Shampoo(stacks=True),
-    InBasis(SOAPBasis(stacks=True), Adam()),
-    InBasis(KLBasis(stacks=True), Adam()),
+RULES = [
+    Orthogonalize(),
+    ClipSpectral(1.0),
+    EqualRows(),
+    NeuronNorm(),
+    ScaleByShape(),
+    Rows(0.5, Orthogonalize()),
+    Kron(),
+    Shampoo(),
+    InBasis(SOAPBasis(), Adam()),
+    InBasis(KLBasis(), Adam()),
 ]
 
 
-@pytest.mark.parametrize("engine", [{"fused": False}, {}, {"compile": True}], ids=str)
-@pytest.mark.parametrize("rule", WITH_STACKS, ids=lambda rule: type(list(rule.walk())[-1]).__name__)
-@pytest.mark.parametrize(
-    ("shape", "stack", "one"),
-    [
-        ((2, 3, 4, 5), r"\(6, 4, 5\) for 6 matrices of 4 x 5", "one matrix of 2 x 60"),
-        ((2, 1, 3, 4, 5), r"\(6, 4, 5\) for 6 matrices of 4 x 5", "one matrix of 2 x 60"),
-    ],
-)
-def test_a_stack_of_more_dims_is_an_error_that_names_both_readings(rule, shape, stack, one, engine):
-    p = Parameter(torch.zeros(shape))
-    p.grad = drawn(*shape)
-    opt = Modular([p], rule, LR(1.0), **engine)
-    with pytest.raises(ValueError, match=rf"{stack}.*\(stacks=False\) for {one}"):
-        opt.step()
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(list(rule.walk())[-1]).__name__)
+def test_three_dims_without_a_layout_are_an_error_that_tells_how_to_declare_them(rule):
+    p = Parameter(torch.zeros(3, 4, 5))
+    p.grad = drawn(3, 4, 5)
+    words = r"experts of shape \(3, 4, 5\) may be a stack of matrices or one matrix: write layout="
+    for engine in ({"fused": False}, {}, {"compile": True}):
+        with pytest.raises(ValueError, match=words):
+            Modular([("experts", p)], rule, LR(1.0), **engine).step()
     assert not p.any()
 
 
-def test_every_rule_with_stacks_is_tested_with_more_dims():
-    inside = {type(one) for rule in WITH_STACKS for one in rule.walk()}
-    known = {c for c in Description.registry.values() if "stacks" in c.__dataclass_fields__}
+def test_every_rule_with_a_layout_is_tested_without_one():
+    inside = {type(one) for rule in RULES for one in rule.walk()}
+    known = {c for c in Description.registry.values() if "layout" in c.__dataclass_fields__}
     assert {c for c in known if c.__module__.startswith("torchzero_clip.")} == {
-        c for c in inside if "stacks" in c.__dataclass_fields__
+        c for c in inside if "layout" in c.__dataclass_fields__
     }
-
-
-def parts(blocks, *shape):
-    grad = drawn(*shape)
-    return out(Orthogonalize(scale="match_rms_adamw", blocks=blocks), grad), grad
-
-
-@pytest.mark.parametrize("blocks", [{"p0": 3}, {"^p": (4, 4, 4)}, lambda name, t: len(t) // 4])
-def test_blocks_are_orthogonalised_apart(blocks):
-    made, grad = parts(blocks, 12, 5)
-    alone = Orthogonalize(scale="match_rms_adamw")
-    close(list(made.split(4)), [out(alone, g) for g in grad.split(4)], atol=1e-6)
-
-
-def test_blocks_may_differ_in_size_and_belong_to_some_parameters():
-    grads = [drawn(12, 5, seed=1), drawn(12, 5, seed=2)]
-    cut, whole = out(Orthogonalize(blocks={"p0": (8, 2, 2)}), *grads)
-    close(list(cut.split((8, 2, 2))), [out(Orthogonalize(), g) for g in grads[0].split((8, 2, 2))])
-    close(whole, out(Orthogonalize(), grads[1]), atol=1e-6)
-
-
-@pytest.mark.parametrize("blocks", [{"p0": 5}, {"p0": (4, 4)}, {"p0": 0}, lambda name, t: "three"])
-def test_blocks_that_do_not_fit_are_an_error_that_names_the_parameter(blocks):
-    with pytest.raises(ValueError, match=r"blocks gave .* for 'p0' of 12 rows"):
-        parts(blocks, 12, 5)
 
 
 # --- EqualRows
@@ -452,9 +417,9 @@ def test_equal_rows_keeps_the_norm_and_leaves_rows_of_zeros():
 
 def test_equal_rows_of_a_stack_are_those_of_each_matrix():
     grad = drawn(3, 4, 5)
-    made = out(EqualRows(stacks=True), grad)
+    made = out(EqualRows(layout=stacks), grad)
     close(list(made), [out(EqualRows(), g) for g in grad])
-    close(out(EqualRows(stacks=False), grad), out(EqualRows(), grad.flatten(1)).view(3, 4, 5))
+    close(out(EqualRows(layout=flat), grad), out(EqualRows(), grad.flatten(1)).view(3, 4, 5))
 
 
 # --- NeuronNorm
@@ -491,7 +456,7 @@ def test_neuron_norm_is_its_formula(neurons, shape, along):
 
 def test_neuron_norm_of_a_stack_is_that_of_each_matrix():
     grad = drawn(3, 4, 5)
-    made = out(NeuronNorm(stacks=True), grad)
+    made = out(NeuronNorm(layout=stacks), grad)
     close(list(made), [out(NeuronNorm(), g) for g in grad])
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn import Parameter
 
 from tests.core.test_authors import both_engines, drawn
-from tests.helpers import at_once, close, same
+from tests.helpers import at_once, close, flat, same, stacks
 from torchzero_clip import (
     LR,
     Chain,
@@ -124,12 +124,11 @@ def test_a_skipped_step_leaves_the_momentum():
     same(opt.state[params[0]]["Rows/momentum"], held)
 
 
-@pytest.mark.parametrize("kind", ["blocks", "stack"])
-def test_blocks_and_stacks_have_rows_of_their_own(kind):
-    shape = (6, 4) if kind == "blocks" else (3, 2, 4)
-    options = {"blocks": {"w": 3}} if kind == "blocks" else {"stacks": True}
+@pytest.mark.parametrize("shape", [(6, 4), (3, 2, 4)], ids=["fused", "stack"])
+def test_the_matrices_of_a_layout_have_rows_of_their_own(shape):
+    layout = {"w": [2, 2, 2]} if len(shape) == 2 else {"w": "e rows d -> e rows d"}
     whole, parts = zeros(shape), zeros((2, 4), (2, 4), (2, 4))
-    rule = Rows(0.5, Orthogonalize(), **options)
+    rule = Rows(0.5, Orthogonalize(), layout=layout)
     opt = Modular([("w", whole[0])], rule, LR(1.0))
     other = Modular(parts, Rows(0.5, Orthogonalize()), LR(1.0))
     for step in range(4):
@@ -175,15 +174,15 @@ def test_neurons_that_wait_keep_their_average():
 @at_once("by,factors", [("sqrt_ratio", (2.0, 0.5, 0.5)), ("inverse_columns", (0.5, 0.125, 0.25))])
 def test_shapes_are_rows_and_columns_of_matrices(by, factors):
     params = zeros((8, 2), (2, 8), (3, 1, 4))
-    rule = ScaleByShape(3.0, by, stacks=True)
+    rule = ScaleByShape(3.0, by, layout=stacks)
     opt = Modular(params, rule, LR(1.0))
     for p, moved, factor in zip(
         params, moves(opt, params, *[torch.ones(p.shape) for p in params]), factors, strict=True
     ):
         close(moved, torch.full(p.shape, 3.0 * factor), rtol=1e-6, atol=0)
-    flat = zeros((3, 1, 4))
-    opt = Modular(flat, Chain(ScaleByShape(3.0, by, stacks=False)), LR(1.0))
-    (moved,) = moves(opt, flat, torch.ones(3, 1, 4))
+    kernel = zeros((3, 1, 4))
+    opt = Modular(kernel, Chain(ScaleByShape(3.0, by, layout=flat)), LR(1.0))
+    (moved,) = moves(opt, kernel, torch.ones(3, 1, 4))
     close(
         moved, torch.full((3, 1, 4), 3.0 * (0.75**0.5 if by[0] == "s" else 0.25)), rtol=1e-6, atol=0
     )

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers import stacks
 from torchzero_clip import LR, Modular, Shampoo
 
 BETA1, BETA2, EPS = 0.9, 0.99, 1e-3
@@ -24,7 +25,7 @@ def test_averages_without_their_weight_pass_through_the_roots_of_the_first_step(
     """Roots are renewed in a later step than these."""
     torch.manual_seed(0)
     p = torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64))
-    rule = Shampoo((BETA1, BETA2), EPS, every=100, exponent=0.25, stacks=len(shape) > 2 or None)
+    rule = Shampoo((BETA1, BETA2), EPS, every=100, exponent=0.25, layout=stacks)
     opt = Modular([p], rule, LR(1.0))
     grads = [torch.randn(shape, dtype=torch.float64) for _ in range(4)]
     first = grads[0].view(-1, 3, 4)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tests.core.test_authors import both_engines, drawn, saved
+from tests.helpers import flat, stacks
 from torchzero_clip import (
     LR,
     Adam,
@@ -90,7 +91,7 @@ def test_blocks_are_matrices_of_their_own(first):
     with torch.no_grad():
         for p, piece in zip(parts.values(), whole["w"].split([2, 4]), strict=True):
             p.copy_(piece)
-    opt = Modular(whole.items(), soap(first, blocks={"w": (2, 4)}), LR(0.01))
+    opt = Modular(whole.items(), soap(first, layout={"w": [2, 4]}), LR(0.01))
     other = Modular(parts.values(), soap(first), LR(0.01))
     for step in range(30):
         give(whole, step)
@@ -99,7 +100,7 @@ def test_blocks_are_matrices_of_their_own(first):
         opt.step()
         other.step()
     torch.testing.assert_close(whole["w"].detach(), torch.cat([*parts.values()]).detach())
-    again = Modular(whole.items(), soap(first, blocks={"w": (2, 4)}), LR(0.01))
+    again = Modular(whole.items(), soap(first, layout={"w": [2, 4]}), LR(0.01))
     again.load_state_dict(saved(opt))
     again.step()
 
@@ -107,7 +108,7 @@ def test_blocks_are_matrices_of_their_own(first):
 def test_a_stack_is_many_matrices_and_a_long_side_has_no_basis():
     stack = {"w": Parameter(drawn((3, 2, 4), 0, torch.float64))}
     parts = {f"w{i}": Parameter(t.clone()) for i, t in enumerate(stack["w"].detach())}
-    opt = Modular(stack.values(), soap(stacks=True, max_dim=3), LR(0.01))
+    opt = Modular(stack.values(), soap(layout=stacks, max_dim=3), LR(0.01))
     other = Modular(parts.values(), soap(max_dim=3), LR(0.01))
     for step in range(8):
         give(stack, step)
@@ -371,7 +372,7 @@ def test_links_inside_must_return_every_parameter():
 
 def test_other_links_turn_along():
     params = model(torch.float32)
-    chain = Momentum(0.9), Orthogonalize(stacks=False)
+    chain = Momentum(0.9), Orthogonalize(layout=flat)
     one = {n: p for n, p in params.items() if p.dim() > 1 and p.numel()}
     opt = Modular(one.values(), InBasis(SOAPBasis(0.9, 2), *chain), LR(0.01))
     other = {n: Parameter(p.detach().clone()) for n, p in one.items()}

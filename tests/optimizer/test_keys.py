@@ -87,7 +87,7 @@ def test_a_value_may_become_that_of_another_link_where_there_is_one():
 
 def test_of_several_links_that_have_the_value_the_nearest_counts():
     def branch(first, second):
-        return Partition({"a": Chain(Mars(None, 0.5), Adam(first)), "b": Adam(second)}, {"": "a"})
+        return Partition({"a": Chain(Mars(None, 0.5), Adam(first)), "b": Adam(second)}, {"*": "a"})
 
     def both(*pairs):
         return after(Modular([("w", one())], branch(*pairs), LR(0.1)))

@@ -25,7 +25,6 @@ from torchzero_clip import (
     ClipValue,
     Freeze,
     InBasis,
-    KLBasis,
     Kron,
     Lion,
     Masked,
@@ -33,12 +32,15 @@ from torchzero_clip import (
     Momentum,
     NAdam,
     NanToNum,
+    NeuronNorm,
     Normalize,
     Orthogonalize,
+    Partition,
     Scale,
-    Shampoo,
+    ScaleByShape,
     Sign,
     SOAPBasis,
+    Steepest,
     WeightDecay,
     attach,
 )
@@ -232,27 +234,40 @@ def test_explain_names_a_mask_that_chooses_nothing():
 
 
 @at_once(
-    "cut",
+    "rule",
     [
-        lambda blocks: Orthogonalize(blocks=blocks),
-        lambda blocks: Kron(blocks=blocks),
-        lambda blocks: Shampoo(blocks=blocks),
-        lambda blocks: InBasis(SOAPBasis(blocks=blocks), Adam()),
-        lambda blocks: InBasis(KLBasis(blocks=blocks), Adam()),
+        lambda layout: Orthogonalize(layout=layout),
+        lambda layout: Kron(layout=layout),
+        lambda layout: InBasis(SOAPBasis(layout=layout), Adam()),
+        lambda layout: Chain(Orthogonalize(layout=layout), NeuronNorm(layout=layout)),
     ],
 )
-def test_blocks_of_a_name_that_no_parameter_has_warn_with_the_nearest(cut):
+def test_a_layout_of_a_name_that_no_parameter_has_is_an_error_with_the_nearest(rule):
     model = nn.ModuleDict({"qkv": nn.Linear(4, 6, bias=False)})
     named = list(model.named_parameters())
-    assert warned(cut({"qkv": 3}), LR(0.1), params=named) == []
-    said = "blocks has 'qvk', but no parameter has this in its name"
-    (words,) = warned(cut({"qkv": 3, "qvk": 3}), LR(0.1), params=named)
-    assert words.endswith(f"{said}: did you mean 'qkv'?")
-    (words,) = warned(cut({"qvk": 3}), LR(0.1), params=list(model.parameters()))
-    assert words.endswith(f"{said}: pass model.named_parameters()")
-    with pytest.warns(UserWarning, match="blocks has"):
-        opt = Modular(named, cut({"qvk": 3}), LR(0.1))
-    assert f"{said}." in head(opt)
+    assert warned(rule({"*qkv*": [3, 3]}), LR(0.1), params=named) == []
+    words = r"'\*.qvk' in layout matches no parameter: the nearest is 'qkv.weight'"
+    with pytest.raises(ValueError, match=words):
+        Modular(named, rule({"*qkv*": [3, 3], "*.qvk": [3, 3]}), LR(0.1))
+    words = r"'\*.qvk' in layout matches no parameter: pass model.named_parameters\(\)"
+    with pytest.raises(ValueError, match=words):
+        Modular(model.parameters(), rule({"*.qvk": [3, 3]}), LR(0.1))
+
+
+def test_rules_of_one_chain_with_different_layouts_warn():
+    named = list(nn.ModuleDict({"qkv": nn.Linear(4, 6, bias=False)}).named_parameters())
+    fused = {"qkv.*": [3, 3]}
+    (words,) = warned(Orthogonalize(layout=fused), ScaleByShape(), LR(0.1), params=named)
+    assert words.endswith(
+        "Orthogonalize sees qkv.weight with the layout [3, 3], but ScaleByShape sees it with None: "
+        "give the same layout= to both"
+    )
+    same = Orthogonalize(layout=fused), NeuronNorm(layout=fused), ScaleByShape(layout=fused)
+    assert warned(*same, LR(0.1), params=named) == []
+    assert warned(Steepest(Orthogonalize(layout=fused)), LR(0.1), params=named) == []
+    branches = {"a": Orthogonalize(layout=fused), "b": Orthogonalize()}
+    parts = Partition(branches, {"qkv.*": "a"})
+    assert warned(parts, LR(0.1), params=named) == []
 
 
 def test_explain_names_parameters_that_will_not_move_or_move_though_frozen():

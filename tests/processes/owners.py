@@ -44,12 +44,19 @@ from torchzero_clip import (
     TensorwiseTransform,
     Transform,
     WeightDecay,
+    heads,
 )
 from torchzero_clip.core.sharding import owners as exchange
 
 WIDTH = 32  # of GPT-2 small, 768 wide; the shapes are the same
 LAYERS = 12
 GPT2 = [(3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]
+FUSED = {
+    "p0": "(three rows) d -> three rows d, three=3",
+    "p1": "d (head k) -> head d k, head=4",
+    "p2": heads(2, 1, 1, size=WIDTH),
+    "p4": [2, 3],
+}
 VECTORS = [(7,), (2,)]
 UNEVEN = [(5, 7), (3, 2), (7, 5), (9, 4), (1, 6), (2, 3), (5, 7)]  # and empty on some ranks
 
@@ -59,8 +66,8 @@ class Onto(TensorwiseTransform):
 
     reads = ("param",)
 
-    def operations(self, param: Tensor) -> float:
-        return 4.0 * param.shape[0] * param.numel()
+    def operations(self, rows: int, columns: int) -> float:
+        return 4.0 * rows * rows * columns
 
     def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Any) -> Tensor:
         w = group["param"] / group["param"].norm()
@@ -246,8 +253,13 @@ def equal() -> list[str]:
             "soap": [InBasis(SOAPBasis(every=2, max_dim=100), Adam(eps=1e-3)), WeightDecay(0.1)],
             "soap 2": [InBasis(SOAPBasis(every=2, first="step"), Momentum(0.9), ClipNorm(1.0))],
             "soap 3": [InBasis(SOAPBasis(every=2, first="use"), Adam(eps=1e-3))],
-            "state kron": [Kron(every=2, max_dim=100, blocks={"^p0$": 3}), ClipRMS(1.1)],
-            "blocks": [Orthogonalize(blocks={"^p0$": 3, "^p2$": 4, "^p4$": (2, 3)})],
+            "state kron": [
+                Kron(
+                    every=2, max_dim=100, layout={"p0": "(three rows) d -> three rows d, three=3"}
+                ),
+                ClipRMS(1.1),
+            ],
+            "layout": [Orthogonalize(layout=FUSED)],
             "state rows": [Rows(0.25, Orthogonalize(), lines="rows"), NeuronNorm(), ScaleByShape()],
             "polar": [Momentum(0.9), Steepest(Orthogonalize())],
             "state columns": [
@@ -347,7 +359,7 @@ def model_and_optimizer(mesh: Any) -> tuple[nn.Module, Modular]:
     model = nn.Sequential(*layers, nn.Linear(5, 12, bias=False))
     if mesh is not None:
         fully_shard(model, mesh=mesh)
-    kinds = {r"^4": "state", r"^3.weight": "state", r"weight$": "a", "": "b"}
+    kinds = {"4.* | 3.weight": "state", "*.weight": "a", "*": "b"}
     rows = Rows(0.5, Orthogonalize())
     state = Chain(Whiten(), rows, Kron(every=2), InBasis(SOAPBasis(every=2), Adam()))
     vectors = Chain(Kron(every=2, eps=1e-6), Adam())

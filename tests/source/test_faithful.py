@@ -361,8 +361,8 @@ def test_of_lambdas_on_one_line_each_stays_itself() -> None:
 
 
 def test_two_partitions_by_tables_of_names_keep_both() -> None:
-    one = Partition({"a": Scale(0.5), "b": Scale(2.0)}, {r"weight$": "a", "": "b"})
-    two = Partition({"a": Scale(3.0), "b": Scale(0.1)}, {r"^embed": "a", "": "b"})
+    one = Partition({"a": Scale(0.5), "b": Scale(2.0)}, {"*weight": "a", "*": "b"})
+    two = Partition({"a": Scale(3.0), "b": Scale(0.1)}, {"embed*": "a", "*": "b"})
     compare([one, two, LR(0.1)], SHAPES, FLOAT64)
 
 

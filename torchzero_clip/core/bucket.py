@@ -243,7 +243,7 @@ class Bucket:
                 if self.rounding == "exact":  # links read exact weights in float32
                     whole = wide_of(local(p), local(self.param_states[i][Exact.key]))
                     p = whole if layout is None else layout.wrap(whole)
-                self.param_states[i].update(link.new_state(p))
+                self.param_states[i].update(link.new_state(p, self.names[i] or ""))
             share_vectors([self.param_states[i] for i in new], keys)
 
     def writable_grads(self) -> TensorList:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchzero_clip.core import norms
 from torchzero_clip.core.cohort import Cohort
+from torchzero_clip.core.logical_matrices import Grid
 from torchzero_clip.core.norms.shards import Gathering, gatherings
 from torchzero_clip.core.norms.slices import SliceRows, rows_of
 from torchzero_clip.core.stacks import batches
@@ -41,6 +42,8 @@ class Division:
             is only used if units are slices.
         name: The name of the rule in errors.
         named: The norm group of each parameter group, or None. Empty if there are no norm groups.
+        grids: A function that returns the slices of a parameter for the norms of matrices, or None
+            if `dims` decides.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Division:
         dims: Callable[[Tensor], tuple[int, ...]] | None,
         name: str,
         named: Sequence[str | None] = (),
+        grids: Callable[[str, Tensor], Grid | None] | None = None,
     ) -> None:
         self.cohorts = cohorts
         self.scope = scope
@@ -68,6 +72,7 @@ class Division:
             tensor_count += len(cohort.places)
         groups = [self.indexes.index(cohort.index) for cohort in cohorts for _ in cohort.places]
         self.dims: list[Any] = [None] * len(groups)  # for each tensor, the dims of its slices
+        self.grids: list[Grid | None] = [None] * len(groups)  # for each tensor
         self.lengths: list[int] | None = None  # the number of slices of each tensor
         self.layers: dict[str, int] = {}  # the unit of each layer
         self.norm_groups: list[str | None] = [None]  # of each unit, if the scope is "global"
@@ -81,7 +86,7 @@ class Division:
             self._join(groups)
         else:
             assert dims is not None
-            self._cut(groups, dims)
+            self._cut(groups, dims, grids)
 
     def _join(self, groups: list[int]) -> None:
         """Divide the tensors into units that consist of whole tensors.
@@ -129,25 +134,49 @@ class Division:
         layers = [layer_of(name) for name in names if name is not None]
         return [self.layers.setdefault(layer, len(self.layers)) for layer in layers]
 
-    def _cut(self, groups: list[int], dims_of: Callable[[Tensor], tuple[int, ...]]) -> None:
+    def _cut(
+        self,
+        groups: list[int],
+        dims_of: Callable[[Tensor], tuple[int, ...]],
+        grids: Callable[[str, Tensor], Grid | None] | None,
+    ) -> None:
         """Divide the tensors into slices. A tensor that lacks the dims is one unit."""
         tensors = [p for cohort in self.cohorts for p in cohort.originals]
-        self.dims = [dims_of(t) for t in tensors]
+        names = [name for cohort in self.cohorts for name in cohort.names]
+        views: list[Sequence[int]] = []
+        for i, (name, t) in enumerate(zip(names, tensors, strict=True)):
+            found = None if grids is None else grids(name or "", t)
+            self.grids[i] = found
+            self.dims[i] = dims_of(t) if found is None else found.dims
+            views.append(t.shape if found is None else found.view)
+            layout = self.layouts[i]
+            if layout is not None:
+                self.layouts[i] = replace(layout, shape=tuple(views[i]))
         self.slices = [
-            [1 if d in along or not along else n for d, n in enumerate(t.shape)]
-            for t, along in zip(tensors, self.dims, strict=True)
+            [1 if d in along or not along else n for d, n in enumerate(view)]
+            for view, along in zip(views, self.dims, strict=True)
         ]
         self.lengths = [math.prod(shape) for shape in self.slices]
         self.count = sum(self.lengths)
         self.shared = False
         self.first_group = groups
         self.sizes = [  # for each tensor, the size of its slices, or -1 if it lacks the dims
-            math.prod([t.shape[d] for d in along if t.dim()]) if along else -1
-            for t, along in zip(tensors, self.dims, strict=True)
+            math.prod([view[d] for d in along if view]) if along else -1
+            for view, along in zip(views, self.dims, strict=True)
         ]
         for cohort, start in self.starts.items():
             own = slice(start, start + len(cohort.places))
-            self.rows[cohort] = rows_of(cohort.originals, self.slices[own], self.dims[own])
+            split = any([found is not None and found.is_split for found in self.grids[own]])
+            rows = rows_of(views[own], self.slices[own], self.dims[own], split)
+            here = [found for found in self.grids[own] if found is not None]
+            if any([x.has_columns for x in here]) and any([x.is_fused for x in here]):
+                rows = rows._replace(whole=False)  # as the columns of separate parameters
+            self.rows[cohort] = rows
+
+    def viewed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return one tensor per parameter, with dims split so that slices run along whole dims."""
+        pairs = zip(tensors, self.grids, strict=True)
+        return [t if found is None else found.viewed(t) for t, found in pairs]
 
     # ------------------------------------------------------------------ vectors of known values
 

@@ -112,16 +112,16 @@ class Link:
         """Return whether the link stores state in the shape of a parameter in bfloat16."""
         return self.narrow and self.transforms and any(self.state_names(param).values())
 
-    def new_state(self, param: Tensor) -> dict[str, Tensor]:
+    def new_state(self, param: Tensor, name: str = "") -> dict[str, Tensor]:
         """Return the state that `init` makes for one parameter, under its full keys."""
-        return self._full(self.acts.init(param), param)
+        return self._full(self.acts.init_named(name, param), param)
 
-    def layout(self, param: Tensor) -> dict[str, Tensor]:
+    def layout(self, param: Tensor, name: str = "") -> dict[str, Tensor]:
         """Return all state that the link may have for one parameter, as tensors without memory."""
         if not self.transforms:
             return {}
         thin = torch.empty_like(param, device="meta")
-        return self._full(self.acts.per_parameter(thin), thin)
+        return self._full(self.acts.per_parameter(thin, name), thin)
 
     def group_values(self) -> dict[str, Any]:
         """Return the initial values of the link's state in the chain dict of a group."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.bucket import BEGUN, Bucket
+from torchzero_clip.core.logical_matrices import LogicalMatrices
 from torchzero_clip.core.sharding.layout import Layout, local
 from torchzero_clip.core.sharding.owned_tensors import collect, evenly, hold, owner_of
 from torchzero_clip.core.sharding.owners import by_owners, owners_of
@@ -56,7 +57,7 @@ class Matrices:
         where: The indices of the parameters that consist of one or more matrices.
         mine: For each of these parameters that this rank owns, the state of its matrices.
         owners: The rank that owns each of these parameters, or None if every rank has it.
-        rows: For each parameter, the numbers of rows of its matrices.
+        matrices: The matrices of each parameter, or None for a parameter without matrices.
         taken: Flags on the device: whether matrices have accepted their new state. A matrix accepts
             only finite state.
         stacked: Whether the rule accepts matrices of one shape as a stack.
@@ -67,8 +68,8 @@ class Matrices:
         self.rule = bucket.bound.transform
         self.count = count
         once = bucket.step.roster.once
-        self.rows, self.forms = once((bucket.cohort, bucket.bound.path), lambda: _forms(bucket))
-        self.where = [i for i, rows in enumerate(self.rows) if rows]
+        self.matrices, self.forms = once((bucket.cohort, bucket.bound.path), lambda: _forms(bucket))
+        self.where = [i for i, matrices in enumerate(self.matrices) if matrices is not None]
         self.layouts: Sequence[Any] = bucket.cohort.layouts
         self.taken: list[Tensor] = []
         self.stacked = bool(vars(type(self.rule)).get("batched", False))
@@ -102,12 +103,12 @@ class Matrices:
 
         def work(chosen: list[int], *whole: list[Tensor]) -> list[Tensor]:
             here = [where[k] for k in chosen]
-            tensors = [dict(zip(here, row, strict=True)) for row in whole]
-            blocks: dict[int, dict[int, Tensor]] = {}
+            stacks = [{i: self._of(i, t) for i, t in zip(here, row, strict=True)} for row in whole]
+            results: dict[int, dict[tuple[int, int], Tensor]] = {}
             for batch in self.batches(here):
-                pieces = [batch.cut(row, self.rows) for row in tensors]
-                batch.give(function(batch, pieces), blocks)
-            return [joined(blocks[i], tensors[0][i]) for i in here]
+                pieces = [batch.cut(row, self.matrices) for row in stacks]
+                batch.give(function(batch, pieces), results, self.matrices)
+            return [joined(results[i], self.matrices[i]) for i in here]
 
         chosen = [[row[i] for i in where] for row in lists]
         if any(layouts):
@@ -187,11 +188,22 @@ class Matrices:
 
     def _cost(self, i: int) -> float:
         """Return the cost of a parameter for its owner, from operations and elements of state."""
-        rows = self.rows[i]
-        columns = _columns(self.bucket.originals[i], rows)
-        products = 2.0 * sum([r * columns * (r + columns) for r in rows])
         elements = sum([math.prod(form.shape) for form in self._state_forms(i)])
-        return (self.rule.operations(self.bucket.originals[i]) or products) + elements
+        products = 0.0
+        for rows, columns in self._sizes(i):
+            own = self.rule.operations(rows, columns)
+            products += own or 2.0 * rows * columns * (rows + columns)
+        return products + elements
+
+    def _sizes(self, i: int) -> list[tuple[int, int]]:
+        """Return the rows and columns of each matrix of a parameter."""
+        matrices = self.matrices[i]
+        return [] if matrices is None else matrices.sizes
+
+    def _of(self, i: int, t: Tensor) -> list[Tensor]:
+        """Return the matrices in a tensor with the shape of a parameter."""
+        matrices = self.matrices[i]
+        return [] if matrices is None else matrices.of(t)
 
     def _state_forms(self, i: int) -> list[StateForm]:
         """Return the form of each state tensor of a parameter."""
@@ -236,19 +248,16 @@ class Matrices:
         forms = self._state_forms(i)
         if not self._is_mine(i):
             return {form.key: None for form in forms}
-        rows = self.rows[i]
-        columns = _columns(self.bucket.originals[i], rows)
         with torch.device(self.bucket.device):
-            tensors = [t for r in rows for t in self.rule.init_matrix(r, columns).values()]
+            tensors = [t for size in self._sizes(i) for t in self.rule.init_matrix(*size).values()]
         both = zip(forms, tensors, strict=True)
         return {form.key: t.to(form.device, form.dtype) for form, t in both}
 
     def _kind(self, i: int, b: int) -> Any:
         """Return a key for a matrix. Only matrices with the same key share a batch."""
-        param = self.bucket.originals[i]
-        rows = self.rows[i]
-        shape = param.shape if self.layouts[i] else None  # an exchange has parameters of one shape
-        return rows[b], _columns(param, rows), shape
+        # an exchange has parameters of one shape
+        shape = self.bucket.originals[i].shape if self.layouts[i] else None
+        return (*self._sizes(i)[b], shape)
 
     def _places(self, where: Iterable[int]) -> list[MatrixPlace]:
         """Return the places of the matrices of some parameters that this rank owns."""
@@ -297,24 +306,25 @@ def matrix_key(path: str, name: str, b: int) -> str:
     return f"{path}/{name}_{b + 1}" if b else f"{path}/{name}"
 
 
-def _columns(param: Tensor, rows: Sequence[int]) -> int:
-    """Return the number of columns that each matrix of a parameter has."""
-    return param.numel() // sum(rows)
-
-
-def _forms(bucket: Bucket) -> tuple[list[list[int]], list[list[dict[str, StateForm]]]]:
-    """Return the numbers of rows of each parameter's matrices, and the forms of their state."""
+def _forms(
+    bucket: Bucket,
+) -> tuple[list[LogicalMatrices | None], list[list[dict[str, StateForm]]]]:
+    """Return the matrices of each parameter, and the forms of the state of each matrix."""
+    rule = bucket.bound.transform
     named = zip(bucket.names, bucket.originals, strict=True)
-    rows = [list(bucket.bound.transform.rows_of(name or "", p)) for name, p in named]
-    both = zip(bucket.originals, rows, strict=True)
-    return rows, [[_form(bucket, p, cut, b) for b in range(len(cut))] for p, cut in both]
+    all_matrices = [rule.matrices_of(name or "", p) for name, p in named]
+    forms: list[list[dict[str, StateForm]]] = []
+    for p, matrices in zip(bucket.originals, all_matrices, strict=True):
+        sizes = [] if matrices is None else matrices.sizes
+        forms.append([_form(bucket, p, size, b) for b, size in enumerate(sizes)])
+    return all_matrices, forms
 
 
-def _form(bucket: Bucket, p: Tensor, rows: list[int], b: int) -> dict[str, StateForm]:
+def _form(bucket: Bucket, p: Tensor, size: tuple[int, int], b: int) -> dict[str, StateForm]:
     """Return the forms of the state of the b-th matrix of a parameter, by name."""
     path = bucket.bound.path
     with torch.device("meta"):
-        state = bucket.bound.transform.init_matrix(rows[b], _columns(p, rows))
+        state = bucket.bound.transform.init_matrix(*size)
     forms: dict[str, StateForm] = {}
     for name, t in state.items():
         if not t.dim():

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchzero_clip.core.bucket import Bucket, count_step
 from torchzero_clip.core.engine import Group, State, Wrapped
+from torchzero_clip.core.logical_matrices import LogicalMatrices
 from torchzero_clip.core.matrices import Matrices
 from torchzero_clip.core.stacks import Stack
 from torchzero_clip.core.tensorlist import TensorList
@@ -44,6 +45,19 @@ class OfMatrices(Wrapped):
         return u.copy_(TensorList(matrices.over([u.tensors, *params], process)))
 
 
+def planned_matrices(bucket: Bucket) -> list[LogicalMatrices | None]:
+    """Return the matrices of each parameter of a bucket. They are found once for each cohort."""
+    rule = bucket.bound.transform
+
+    def find() -> list[LogicalMatrices | None]:
+        pairs = zip(bucket.names, bucket.originals, strict=True)
+        return [rule.matrices_of(name or "", p) for name, p in pairs]
+
+    key = (bucket.cohort, bucket.bound.path, "matrices")
+    found: list[LogicalMatrices | None] = bucket.step.roster.once(key, find)
+    return found
+
+
 def step_matrices(rule: Any, buckets: list[Bucket]) -> list[Bucket]:
     """Run a step of a rule that has state of matrices."""
     taken: list[Tensor] = []
@@ -70,7 +84,7 @@ def prepare_matrices(rule: Any, buckets: list[Bucket]) -> None:
 
 def record_unknown(buckets: Sequence[Bucket]) -> None:
     """Record NaN in `metrics()`, because the step has not reached these matrices."""
-    if any([rows for bucket in buckets for rows in Matrices(bucket).rows]):
+    if any([Matrices(bucket).where for bucket in buckets]):
         unknown = torch.full((), torch.nan, device=buckets[0].device)
         buckets[0].step.record[buckets[0].bound.path] = {"kept": unknown}
 

@@ -1,30 +1,46 @@
-"""Names: find the entry for a parameter by name or pattern, and give hints for unknown names."""
+"""Names: find the entry for a parameter by name or pattern, and give hints for unknown names.
+
+A pattern is a glob that must match the whole name, such as "*.qkv". Bars separate alternatives.
+"""
 
 from __future__ import annotations
 
 import difflib
 import functools
-import re
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 
 def by_name(choices: Mapping[str, Any], name: str) -> str | None:
-    """Return the key for a parameter: its name, or the first pattern that occurs in the name."""
+    """Return the key for a parameter: its name, or the first pattern that matches its name."""
     return name if name in choices else _first(tuple(choices), name)
 
 
+def alternatives(pattern: str) -> list[str]:
+    """Return the globs of a pattern, which bars separate."""
+    return [part.strip() for part in pattern.split("|")]
+
+
+def without_match(patterns: Iterable[str], names: Iterable[str]) -> str | None:
+    """Return the first glob of some patterns that matches no name, or None."""
+    known = list(names)
+    for pattern in patterns:
+        for part in [] if pattern in known else alternatives(pattern):
+            if not any([fnmatchcase(name, part) for name in known]):
+                return part
+    return None
+
+
 def check_patterns(rule: Any, field: str) -> None:
-    """Raise ValueError unless the keys of a mapping are regular expressions."""
+    """Raise an error unless the keys of a mapping are patterns of names."""
     mapping = getattr(rule, field)
     for key in mapping:
-        try:
-            re.compile(key)
-        except (TypeError, re.error) as error:
+        if not isinstance(key, str) or not all(alternatives(key)):
             raise ValueError(
-                f"{type(rule).__name__}: the keys of {field} must be names or regular expressions, "
-                f"got {mapping!r}, where {key!r} is not valid: {error}"
-            ) from None
+                f"{type(rule).__name__}: the keys of {field} must be names or patterns, such as "
+                f"'*.qkv' or '*.q | *.k', got {mapping!r}; {key!r} is neither"
+            )
 
 
 def hint(name: str, known: Iterable[str]) -> str:
@@ -35,4 +51,7 @@ def hint(name: str, known: Iterable[str]) -> str:
 
 @functools.lru_cache(maxsize=2**16)
 def _first(patterns: tuple[str, ...], name: str) -> str | None:
-    return next((pattern for pattern in patterns if re.search(pattern, name)), None)
+    for pattern in patterns:
+        if any([fnmatchcase(name, part) for part in alternatives(pattern)]):
+            return pattern
+    return None

@@ -11,6 +11,7 @@ from torchzero_clip.core import norms
 from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.decision import Decision, UnitState, decide, divisor
 from torchzero_clip.core.engine import Group
+from torchzero_clip.core.logical_matrices import Grid
 from torchzero_clip.core.norms import Ord
 from torchzero_clip.core.tensorlist import TensorList
 from torchzero_clip.core.transform import Reach, Transform
@@ -149,10 +150,19 @@ class NormRule(Transform):
         named = {d % n for d in dims if -n <= d < n}
         return tuple([d for d in range(n) if (d in named) != self.inverse_dims])
 
+    def grid(self, name: str, param: Tensor) -> Grid | None:
+        """Return the slices of a parameter for the norms of its matrices, or of their rows.
+
+        Rules about matrices define this method instead of `dims`.
+        """
+        return None
+
     def units(self, buckets: Sequence[Bucket]) -> Units:
         """Return the units of these buckets, with methods to measure and scale them."""
         order = norms.measure(self.ord)
-        return Units(buckets, self.scope, order, self.dims, type(self).__name__, apart=self.clips)
+        name = type(self).__name__
+        grids = None if type(self).grid is NormRule.grid else self.grid
+        return Units(buckets, self.scope, order, self.dims, name, apart=self.clips, grids=grids)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
@@ -187,8 +197,8 @@ class NormRule(Transform):
             units = self.units(buckets)
             units.record(units.unknown())
 
-    def per_parameter(self, param: Tensor) -> dict[str, Any]:
-        state = dict(self.init(param))
+    def per_parameter(self, param: Tensor, name: str = "") -> dict[str, Any]:
+        state = dict(self.init_named(name, param))
         if self.scope is None or self.scope == "layer":
             state.update(self.init_unit())
         return state

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.logical_matrices import LogicalMatrices
 from torchzero_clip.core.tensor_kinds import share_memory
 from torchzero_clip.core.torch_private import base
 
@@ -95,42 +96,62 @@ class Stack(NamedTuple):
                 yield slice(begin, end)
             begin = end
 
-    def cut(self, tensors: dict[int, Tensor], rows: Sequence[list[int]]) -> Tensor:
+    def cut(
+        self, stacks: Mapping[int, Sequence[Tensor]], matrices: Sequence[LogicalMatrices | None]
+    ) -> Tensor:
         """Return the matrices of this stack from other tensors, in the form for the rule.
 
         Args:
-            tensors: For the index of each parameter, a tensor with the shape of the parameter.
-            rows: For each parameter, the numbers of rows of its matrices.
+            stacks: For the index of each parameter, the stacks of `LogicalMatrices.of`.
+            matrices: The matrices of each parameter.
         """
         parts = []
-        for i, first, count in self._runs():
-            high = rows[i][first]
-            begin = sum(rows[i][:first])
-            whole = tensors[i].reshape(sum(rows[i]), -1)
-            parts.append(whole[begin : begin + count * high].view(count, high, -1))
+        for i, cut, first, count in self._runs(matrices):
+            # rules receive contiguous matrices, as they receive them from separate parameters
+            parts.append(stacks[i][cut][first : first + count].contiguous())
         stack = parts[0] if len(parts) == 1 else torch.cat(parts)
         return stack if self.stacked else stack[0]
 
-    def give(self, result: Tensor, blocks: dict[int, dict[int, Tensor]]) -> None:
-        """Put the rows of a result into `blocks`, by parameter and by first matrix in the stack."""
-        runs = list(self._runs())
+    def give(
+        self,
+        result: Tensor,
+        pieces: dict[int, dict[tuple[int, int], Tensor]],
+        matrices: Sequence[LogicalMatrices | None],
+    ) -> None:
+        """Put the parts of a result into `pieces`, by parameter, cut and first matrix."""
+        runs = list(self._runs(matrices))
         if not result.is_cpu:  # one copy here instead of a copy for each part later
             result = result.contiguous()
-        parts = result.split([count for *_, count in runs]) if self.stacked else [result]
-        for (i, first, _), part in zip(runs, parts, strict=True):
-            blocks.setdefault(i, {})[first] = part.reshape(-1, part.shape[-1])
+        if not self.stacked:
+            result = result.unsqueeze(0)
+        parts = result.split([count for *_, count in runs])
+        for (i, cut, first, _), part in zip(runs, parts, strict=True):
+            pieces.setdefault(i, {})[cut, first] = part
 
-    def _runs(self) -> Iterator[tuple[int, int, int]]:
-        """Yield each parameter, its first matrix in this stack, and its number of matrices."""
-        for i, run in groupby(self.places, lambda place: place[0]):
-            places = list(run)
-            yield i, places[0][1], len(places)
+    def _runs(
+        self, matrices: Sequence[LogicalMatrices | None]
+    ) -> Iterator[tuple[int, int, int, int]]:
+        """Yield the parameter, the cut, the first matrix and the count of matrices in a row."""
+        located = [(i, *_known(matrices[i]).places[b]) for i, b in self.places]
+        for (i, cut), run in groupby(located, lambda place: place[:2]):
+            numbers = [k for *_, k in run]
+            yield i, cut, numbers[0], len(numbers)
 
 
-def joined(blocks: dict[int, Tensor], like: Tensor) -> Tensor:
-    """Return blocks of rows, by their first matrices, as one tensor in the shape of another."""
-    rows = [blocks[first] for first in sorted(blocks)]
-    return (rows[0] if len(rows) == 1 else torch.cat(rows)).reshape(like.shape)
+def joined(pieces: Mapping[tuple[int, int], Tensor], matrices: LogicalMatrices | None) -> Tensor:
+    """Return pieces, by their cut and first matrix, as one tensor in the shape of the parameter."""
+    known = _known(matrices)
+    by_cut: list[list[Tensor]] = [[] for _ in known.cuts]
+    for cut, first in sorted(pieces):
+        by_cut[cut].append(pieces[cut, first])
+    whole = known.back([row[0] if len(row) == 1 else torch.cat(row) for row in by_cut])
+    return whole.contiguous()  # later links compute with tensors as separate parameters have them
+
+
+def _known(matrices: LogicalMatrices | None) -> LogicalMatrices:
+    """Return the matrices of a parameter that has matrices."""
+    assert matrices is not None
+    return matrices
 
 
 def share(states: Sequence[MatrixState]) -> list[MatrixState]:

@@ -14,7 +14,18 @@ from torchzero_clip.core.description import Description
 from torchzero_clip.core.engine import FusedKernel, Group, Rule, State, Wrapped, updated
 from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.link import scalars_of_model
-from torchzero_clip.core.matrix_steps import prepare_matrices, record_unknown, step_matrices
+from torchzero_clip.core.logical_matrices import (
+    LogicalMatrices,
+    check_layout,
+    entry_of,
+    matrices_of,
+)
+from torchzero_clip.core.matrix_steps import (
+    planned_matrices,
+    prepare_matrices,
+    record_unknown,
+    step_matrices,
+)
 from torchzero_clip.core.sharding.layout import full, layout_of, part_of
 from torchzero_clip.core.sharding.owners import by_owners, owners_of
 from torchzero_clip.core.tensorlist import TensorList, call_user
@@ -109,6 +120,8 @@ class Transform(Description):
     - `"squares"`: state with one element for each element of the update. `InBasis` permutes it.
     - `"weights"`: weights. They are never stored in bfloat16.
     """
+    keyed_by_name: ClassVar[tuple[str, ...]] = ("layout",)
+    """The fields whose value may be a dict from patterns of parameter names."""
     shown: ClassVar[tuple[str, ...]] = ()
     """The names of model-wide scalars that `metrics()` reports."""
 
@@ -227,10 +240,18 @@ class Transform(Description):
                 state.setdefault(f"{bucket.bound.path}/{BEGUN}", 0)
         return buckets
 
-    def per_parameter(self, param: Tensor) -> dict[str, Any]:
+    def init_named(self, name: str, param: Tensor) -> Mapping[str, Any]:
+        """Return the initial state of a parameter with this name.
+
+        Override this method instead of `init` if the shapes of the state depend on the name. `init`
+        must return the same names.
+        """
+        return self.init(param)
+
+    def per_parameter(self, param: Tensor, name: str = "") -> dict[str, Any]:
         """Return all state of this link in `optimizer.state[param]`, with its initial values."""
         begins = {BEGUN: 0} if self.drops == "first" else {}
-        return {**self.init(param), **begins}
+        return {**self.init_named(name, param), **begins}
 
     def per_group(self) -> dict[str, Any]:
         """Return all state of this link in `param_groups[i]["chain"]`, with its initial values."""
@@ -250,6 +271,8 @@ class Transform(Description):
         return Pairs(self) if paired else self
 
     def check(self) -> None:
+        if "layout" in type(self).__dataclass_fields__:
+            check_layout(self)
         if self.state_dtype == "bfloat16" and averages(self):
             raise ValueError(
                 f"{type(self).__name__}: state_dtype must be 'float32' or None, got 'bfloat16', "
@@ -317,8 +340,8 @@ class TensorwiseTransform(Transform):
             return u  # every tensor was changed in place
         return TensorList(results)  # borrowed, because a result may be a tensor of state
 
-    def operations(self, param: Tensor) -> float:
-        """Return the number of floating-point operations that a parameter needs.
+    def operations(self, rows: int, columns: int) -> float:
+        """Return the number of floating-point operations that a matrix needs.
 
         If this number is above 0 and the parameter is sharded, one rank owns the parameter and does
         the work. `update` then receives the whole tensor on that rank, without state and gradients.
@@ -369,13 +392,16 @@ class TensorwiseTransform(Transform):
         every = getattr(self, "every", 1)
         return f"in the first step and every {every} steps" if every > 1 else "in every step"
 
-    def rows_of(self, name: str, param: Tensor) -> Sequence[int]:
-        """Return the number of rows of each matrix in a parameter.
+    def matrices_of(self, name: str, param: Tensor) -> LogicalMatrices | None:
+        """Return the matrices of a parameter, or None for a parameter without matrices.
 
-        The rows are along the first dim, and all other dims are columns. Return an empty list for a
-        parameter that is not a matrix.
+        If the class has a field `layout`, the layout decides. Otherwise a tensor of two dims is a
+        matrix, a tensor of four or more dims is a matrix of shape (first, rest), and a tensor of
+        three dims raises an error. Vectors and empty tensors have no matrices.
         """
-        return [len(param)] if param.dim() > 1 and param.numel() else []
+        if not param.numel() or (param.dim() < 2 and entry_of(self, name, param) is None):
+            return None
+        return matrices_of(self, name, param)
 
     @property
     def keeps_matrices(self) -> bool:
@@ -402,9 +428,9 @@ class TensorwiseTransform(Transform):
         if self.keeps_matrices:
             record_unknown(buckets)
 
-    def per_parameter(self, param: Tensor) -> dict[str, Any]:
+    def per_parameter(self, param: Tensor, name: str = "") -> dict[str, Any]:
         begins = {BEGUN: 0} if self.keeps_matrices and self.refreshes else {}
-        return {**super().per_parameter(param), **begins}
+        return {**super().per_parameter(param, name), **begins}
 
     def check(self) -> None:
         super().check()
@@ -421,7 +447,12 @@ class TensorwiseTransform(Transform):
         """
         if not any(bucket.cohort.layouts):
             return super().rule(bucket)
-        costs = [self.operations(p) for p in bucket.originals]
+        if type(self).operations is TensorwiseTransform.operations:
+            return Gathered(self, bucket)
+        costs = []
+        for matrices in planned_matrices(bucket):
+            sizes = [] if matrices is None else matrices.sizes
+            costs.append(sum([self.operations(*size) for size in sizes]))
         return Owned(self, bucket, costs) if any(costs) else Gathered(self, bucket)
 
 

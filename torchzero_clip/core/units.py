@@ -16,8 +16,10 @@ from torchzero_clip.core.decision import Cells, Decision, UnitState
 from torchzero_clip.core.division import Division, UnitRecord
 from torchzero_clip.core.engine import Group, State
 from torchzero_clip.core.lazy import Joined
+from torchzero_clip.core.logical_matrices import Grid
 from torchzero_clip.core.norms import slices
 from torchzero_clip.core.norms.shards import across, merge_shards
+from torchzero_clip.core.sharding.layout import local
 from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.core.tensorlist import Operand, TensorList
 from torchzero_clip.core.unit_state import UnitStore
@@ -40,6 +42,8 @@ class Units(Cells):
         dims: A function that returns the dims of a tensor along which its slices run.
         name: The name of the rule in error messages.
         apart: Whether each `norm_group` is a separate unit if the scope is `"global"`.
+        grids: A function that returns the slices of a parameter for the norms of matrices, or None
+            if `dims` decides. Its arguments are the name and the parameter.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class Units(Cells):
         dims: Callable[[Tensor], tuple[int, ...]] | None = None,
         name: str = "Units",
         apart: bool = False,
+        grids: Callable[[str, Tensor], Grid | None] | None = None,
     ) -> None:
         self.buckets = sorted(buckets, key=lambda bucket: bucket.cohort.index)
         self.order = measure
@@ -67,7 +72,8 @@ class Units(Cells):
             if not any([*named, *[cohort.norm_group for cohort in cohorts]]):
                 named = ()
         self.division: Division = step.roster.once(
-            (kind, dims, named, *cohorts), lambda: Division(cohorts, scope, dims, name, named)
+            (kind, dims, named, grids, *cohorts),
+            lambda: Division(cohorts, scope, dims, name, named, grids),
         )
         units = self.division
         self.home = units.home
@@ -131,7 +137,7 @@ class Units(Cells):
             stats = self._of_all_shards([norms.products(*pair) for pair in pairs], SUM)
         else:
             products = [norms.entrywise(*x) for pair in pairs for x in zip(*pair, strict=True)]
-            rows = zip(products, division.dims, strict=True)
+            rows = zip(division.viewed(products), division.dims, strict=True)
             stats = self._of_all_shards([slices.slice_statistics(*row, SUM) for row in rows], SUM)
         return self._joined(stats, SUM)[0][0]
 
@@ -164,20 +170,40 @@ class Units(Cells):
         stats = self._flowing()
         return self._norms(stats / torch.stack(columns) if self.degree else stats)
 
-    def over(self, norm: Tensor, dims_of: Callable[[Tensor], tuple[int, ...]]) -> Tensor:
-        """Return for each slice the norm of the larger slice that contains it.
+    def over(
+        self,
+        numbers: Tensor,
+        whole: bool = True,
+        function: Callable[..., Tensor] = torch.linalg.vector_norm,
+    ) -> Tensor:
+        """Return for each slice a number of the matrix that contains the slice.
 
-        The norm of a larger slice is the root of the sum of its slices' squared norms.
+        By default, this number is the root of the sum of the squares of the slices' numbers.
 
         Args:
-            norm: The norm of each slice.
-            dims_of: A function that returns the dims along which the larger slices of a tensor run.
-                These are all dims of the tensor, or the two dims of the matrices in a stack.
+            numbers: A number for each slice.
+            whole: Whether the result is about matrices. Otherwise it is about rows or columns. They
+                differ from slices only if a parameter is sharded along a dim with several axes.
+            function: A function that computes the number of a matrix from the numbers of its
+                slices. It accepts `dim` and `keepdim`.
         """
         assert self.division.lengths is not None
-        parts = zip(norm.split(self.division.lengths), self.division.slices, strict=True)
-        dims = [dims_of(p) for bucket in self.buckets for p in bucket.originals]
-        return torch.cat(slices.along([part.view(shape) for part, shape in parts], dims))
+        grids = self.grids
+        if not whole and not any([found.is_finer for found in grids]):
+            return numbers
+        parts = numbers.split(self.division.lengths)
+        if whole and all([len(found.source.sizes) == 1 for found in grids]):
+            shaped = [part.view(x) for part, x in zip(parts, self.division.slices, strict=True)]
+            every = [tuple(range(len(shape))) for shape in self.division.slices]
+            if function is torch.linalg.vector_norm:
+                return torch.cat(slices.along(shaped, every))
+        pairs = zip(parts, grids, strict=True)
+        return torch.cat([found.over(part, whole, function) for part, found in pairs])
+
+    @property
+    def grids(self) -> list[Grid]:
+        """The slices of each tensor, for a rule that defines `grid`."""
+        return [found for found in self.division.grids if found is not None]
 
     def of_shapes(self, like: Tensor, number: Callable[..., float], *args: Any) -> Tensor:
         """Return a vector such as `like` with number(shape, *args) for each unit.
@@ -339,8 +365,21 @@ class Units(Cells):
         if division.lengths is not None:
             first = sum(division.lengths[:start])
             last = sum(division.lengths[:end])
-            ratios = slices.of_rows(vector[first:last], division.rows[bucket.cohort])
-            return bucket.parts(ratios) if bucket.cohort.sharded else ratios
+            rows = division.rows[bucket.cohort]
+            ratios = slices.of_rows(vector[first:last], rows)
+            grids = [found for found in division.grids if found is not None]
+            if bucket.cohort.sharded:
+                ratios = bucket.parts(ratios)
+                if any([found.kind == "matrix" for found in grids]):
+                    ratios = slices.as_fused(ratios, vector, rows)
+            elif isinstance(ratios, slices.OfRows):
+                scattered = any([found.is_fused for found in grids])
+                ratios.fused = scattered and not any([found.has_columns for found in grids])
+            for i, found in enumerate(division.grids[start:end]):
+                if found is not None and found.is_split:  # the list has the unsplit shapes
+                    shape = local(bucket.originals[i]).shape
+                    ratios[i] = ratios[i].expand(found.local_view(shape)).reshape(shape)
+            return ratios
         if division.scope is None:
             return vector[start:end]
         if division.scope in ("group", "global"):
@@ -413,7 +452,7 @@ class Units(Cells):
         if len(known) == len(lists) and not self.division.sharded:
             without = self.division.flags([not dims for dims in self.division.dims])
             return self._of_all_shards(known, m).masked_fill(without, 0)
-        tensors = [t for part in lists for t in part]
+        tensors = self.division.viewed([t for part in lists for t in part])
         return self._of_all_shards(norms.statistics_of_slices(tensors, self.division.dims, m), m)
 
     def _of_all_shards(self, parts: Sequence[Tensor], m: norms.Measure) -> Tensor:

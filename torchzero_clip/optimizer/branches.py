@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchzero_clip.core import norms
 from torchzero_clip.core.link import Link
+from torchzero_clip.core.logical_matrices import entry_of, matrices_of
 from torchzero_clip.core.sharding.layout import layout_of, local
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ def parameters(optimizer: ChainRunner) -> list[str]:
         decays = _values(links, "weight_decay", group)
         labels = ", ".join(map(_label, links)) or "none: it stays as it is"
         others = [str(group[x]) for one in links for k, x in one.keys.items() if k != "lr"]
-        row = NUMBER.sub("*", name), str(tuple(p.shape)), decays, labels, tuple(others)
+        shape = f"{tuple(p.shape)}{_matrices(links, name, p)}"
+        row = NUMBER.sub("*", name), shape, decays, labels, tuple(others)
         rows.setdefault(row, []).append((name, (g,), lr))
     table = [("parameter", "shape", "group", "lr", "weight_decay", "links")]
     for (pattern, shape, decays, labels, _), members in rows.items():
@@ -57,6 +59,14 @@ def parameters(optimizer: ChainRunner) -> list[str]:
         table.append((name, shape, _span(groups), _span(rates), _span([decays]), labels))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+
+
+def _matrices(links: Sequence[Link], name: str, p: Tensor) -> str:
+    """Return words for the matrices of a parameter, if a rule has a layout for it."""
+    for link in links:
+        if entry_of(link.transform, name, p) is not None:
+            return f": {matrices_of(link.transform, name, p)}"
+    return ""
 
 
 def unchanged(optimizer: ChainRunner) -> Iterator[str]:

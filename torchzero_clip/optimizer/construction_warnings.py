@@ -6,6 +6,7 @@ chain is probably a mistake, the remark also has a remedy, and the constructor w
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,17 +14,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.argument_values import equal
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.names import by_name
+from torchzero_clip.core.logical_matrices import entry_of
+from torchzero_clip.core.names import without_match
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.sharding.ranks import rank_and_world
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.traits import Smoothing
 from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer.averages import params_of
+from torchzero_clip.optimizer.branches import links_for
 from torchzero_clip.optimizer.chain_meaning import Flow, named_params
 from torchzero_clip.optimizer.idle_clips import idle_clips
-from torchzero_clip.optimizer.keys import nearest
 from torchzero_clip.optimizer.rounding import has_half_precision
 
 if TYPE_CHECKING:
@@ -52,7 +55,11 @@ def remarks(optimizer: ChainRunner) -> Iterator[Remark]:
 
 
 def warn_of_construction(optimizer: ChainRunner) -> None:
-    """Warn about everything in a new optimizer that is probably a mistake."""
+    """Warn about everything in a new optimizer that is probably a mistake.
+
+    If a pattern of names matches no parameter, raise ValueError.
+    """
+    _check_name_patterns(optimizer)
     for message, remedy in [*remarks(optimizer), *_slow_state(optimizer)]:
         if remedy:
             warn(f"{message}: {remedy}")
@@ -266,21 +273,61 @@ def _odd_limits(optimizer: ChainRunner) -> Iterator[Remark]:
             )
 
 
-def _unknown_blocks(optimizer: ChainRunner) -> Iterator[Remark]:
-    if optimizer.process_group is not None:
-        return  # the parameter may belong to another stage of a pipeline
-    names = [name for name, _ in named_params(optimizer)]
-    for link in optimizer.keys.links:
-        blocks = getattr(link.transform, "blocks", None)
-        for key in blocks if isinstance(blocks, Mapping) else ():
-            if any([by_name({key: 0}, name) for name in names]):
+def _different_layouts(optimizer: ChainRunner) -> Iterator[Remark]:
+    """Yield a remark on the first parameter in which two rules see different matrices."""
+    links = optimizer.keys.links
+    if all([getattr(link.transform, "layout", None) is None for link in links]):
+        return
+    for name, p in named_params(optimizer):
+        try:
+            passed = list(links_for(optimizer.links, name, p))
+        except ValueError:  # a label without a rule, which the first step reports
+            return
+        of_matrices = [link for link in passed if _has_layout(link)]
+        entries = [entry_of(link.transform, name, p) for link in of_matrices]
+        for link, entry in zip(of_matrices, entries, strict=True):
+            if not equal(entry, entries[0]):
+                yield Remark(
+                    f"{of_matrices[0].path} sees {name} with the layout {entries[0]!r}, but "
+                    f"{link.path} sees it with {entry!r}",
+                    "give the same layout= to both",
+                )
+                return
+
+
+def _has_layout(link: Link) -> bool:
+    return "layout" in type(link.transform).__dataclass_fields__
+
+
+def _check_name_patterns(optimizer: ChainRunner) -> None:
+    """Raise ValueError if a pattern in an option of a rule matches no parameter."""
+    if optimizer.process_group is not None or optimizer._is_trial:
+        return  # the parameter may belong to another stage of a pipeline, or not take part
+    names: list[str] = []
+    for group in optimizer.param_groups:
+        names += group.get("param_names") or [""] * len(group["params"])
+    for link in optimizer.keys.links if names else ():
+        for name_of_field in getattr(link.transform, "keyed_by_name", ()):
+            option = getattr(link.transform, name_of_field, None)
+            if not isinstance(option, Mapping):
                 continue
-            near = nearest(key, [part for name in names for part in name.split(".")])
-            remedy = "give a part of a name" if names else "pass model.named_parameters()"
-            yield Remark(
-                f"{link.path}: blocks has {key!r}, but no parameter has this in its name",
-                f"did you mean {near!r}?" if near else remedy,
-            )
+            part = without_match(option, names)
+            if part is None or _is_complete(option, names):
+                continue
+            remedy = "pass model.named_parameters() to the optimizer"
+            if any(names):
+                near = difflib.get_close_matches(part.replace("*", ""), names, n=1, cutoff=0)
+                remedy = f"the nearest is {near[0]!r}"
+            where = f"{part!r} in {name_of_field}"
+            raise ValueError(f"{link.path}: {where} matches no parameter: {remedy}")
+
+
+def _is_complete(option: Mapping[str, Any], names: Sequence[str]) -> bool:
+    """Return whether a dict has the name of every parameter, as from `matrices_and_rest`.
+
+    Such a dict may also have names of parameters that the optimizer does not train.
+    """
+    return all([name in option for name in names])
 
 
 def _number(rule: Any, name: str) -> float:
@@ -297,7 +344,7 @@ REMARKS: tuple[Callable[[ChainRunner], Iterator[Remark]], ...] = (
     _misplaced_links,
     _clips_without_effect,
     _odd_limits,
-    _unknown_blocks,
+    _different_layouts,
 )
 """The table, in the order in which `explain()` shows the remarks."""
 

@@ -199,20 +199,21 @@ def _twin(optimizer: ChainRunner, make: Callable[..., Any]) -> Any:
     groups: list[dict[str, Any]] = []
     links = optimizer.keys.links
     square = any([getattr(link.transform, "keeps_matrices", False) for link in links])
+    flat = any([getattr(link.transform, "layout", None) is not None for link in links])
     for group in optimizer.param_groups:
         names = group.get("param_names") or [f"p{i}" for i in range(len(group["params"]))]
         params = list(zip(names, group["params"], strict=True))[: max(room, 1)]
         room -= len(params)
         live = {key: group[key] for key in optimizer.keys.defaults}
-        groups.append({**live, "params": [(name, _small(p, square)) for name, p in params]})
+        small = [(name, _small(p, square, flat)) for name, p in params]
+        groups.append({**live, "params": small})
     options = {name: getattr(optimizer, name) for name in ("fused", "rounding", "state_dtype")}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the optimizer itself has warned
         twin = make(groups, *optimizer.chain, **options)
-    twin._is_trial = True  # explain() may be called on one rank alone
     for link in twin.keys.links:
-        if square and getattr(link.transform, "blocks", None) is not None:
-            _replace_rule(link, {"blocks": None})
+        if "layout" in type(link.transform).__dataclass_fields__:
+            _replace_rule(link, {"layout": None})
         if link.is_guard:  # all gradients are bad here
             _replace_rule(link, {"max_consecutive": None})
     return twin
@@ -224,16 +225,18 @@ def _replace_rule(link: Link, values: dict[str, Any]) -> None:
     link.acts = link.transform
 
 
-def _small(p: Tensor, square: bool) -> Parameter:
+def _small(p: Tensor, square: bool, flat: bool) -> Parameter:
     """Return a parameter with PARAMETER_SIZE elements and as many dimensions as `p`.
 
-    If the work of a rule grows with the longer side, the parameter is nearly square.
+    If the work of a rule grows with the longer side, the parameter is nearly square. If a rule has
+    a layout, stacks become matrices.
     """
-    shape = [PARAMETER_SIZE] * p.dim()
-    if p.dim() > 1 and square:
-        shape = [PARAMETER_SIZE // 128, 128, *[1] * (p.dim() - 2)]
-    elif p.dim() > 1:  # the same number of rows, because the rows of blocks must add up to it
-        shape = [len(p), max(2, PARAMETER_SIZE // max(len(p), 1)), *[1] * (p.dim() - 2)]
+    dims = 2 if flat and p.dim() == 3 else p.dim()
+    shape = [PARAMETER_SIZE] * dims
+    if dims > 1 and square:
+        shape = [PARAMETER_SIZE // 128, 128, *[1] * (dims - 2)]
+    elif dims > 1:
+        shape = [len(p), max(2, PARAMETER_SIZE // max(len(p), 1)), *[1] * (dims - 2)]
     device = "cpu" if p.device.type == "meta" else p.device
     # a parameter of integers never moves, so any dtype will do
     dtype = p.dtype if p.is_floating_point() or p.is_complex() else torch.float32

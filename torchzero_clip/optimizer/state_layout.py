@@ -13,6 +13,7 @@ from torchzero_clip.core.bucket import BEGUN
 from torchzero_clip.core.formats import KEPT
 from torchzero_clip.core.formats.stochastic import DRAWS, DROPPED, ROUNDS
 from torchzero_clip.core.link import Link
+from torchzero_clip.core.logical_matrices import LogicalMatrices
 from torchzero_clip.core.matrices import matrix_key
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.sharding.layout import local
@@ -85,14 +86,14 @@ class StateLayout:
         self.rounding = rounding
         self._companies = _companies(links)
 
-    def of_parameter(self, p: Tensor) -> dict[str, Entry]:
+    def of_parameter(self, p: Tensor, name: str | None = None) -> dict[str, Entry]:
         """Return the entries of all state that may be kept for a parameter, by key."""
         entries: dict[str, Entry] = {}
         exact = self.rounding == "exact" and p.dtype in DROPPED
         weights = torch.empty_like(p, dtype=torch.float32, device="meta") if exact else p
         for link in self.links:
             of_units: dict[str, Any] = getattr(link.transform, "init_unit", dict)()
-            for key, example in link.layout(weights).items():
+            for key, example in link.layout(weights, name or "").items():
                 kinds = WIDTHS if example.shape == p.shape else frozenset()
                 if key.rpartition("/")[2] in of_units:
                     kinds = STATISTICS
@@ -139,7 +140,7 @@ class StateLayout:
             clips: Whether norm rules act on the parameter's group.
             name: The name of the parameter, if it has one.
         """
-        known = self.of_parameter(p)
+        known = self.of_parameter(p, name)
         complete = set(known)
         for link in [link for link in self.links if matrix_names(link.transform)]:
             entries = _of_matrices(link, name or "", p)
@@ -208,13 +209,13 @@ def _of_matrices(link: Link, name: str, p: Tensor) -> dict[str, Entry]:
     """
     rule = link.transform
     try:
-        rows = rule.rows_of(name, p)
+        matrices: LogicalMatrices | None = rule.matrices_of(name, p)
     except (TypeError, ValueError):
-        rows = []
+        matrices = None
     entries: dict[str, Entry] = {}
-    for b, count in enumerate(rows):
+    for b, size in enumerate([] if matrices is None else matrices.sizes):
         with torch.device("meta"):
-            state = rule.init_matrix(count, p.numel() // sum(rows))
+            state = rule.init_matrix(*size)
         for own_name, t in state.items():
             entries[matrix_key(link.path, own_name, b)] = Entry(t, STATISTICS, link)
     return entries

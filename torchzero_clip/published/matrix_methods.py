@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from torchzero_clip.core import Chain, Transform
+from torchzero_clip.core.layout_patterns import MatrixLayout
 from torchzero_clip.modules.adaptive import TrustRatio
 from torchzero_clip.modules.clipping import ClipRMS, Normalize, Sign
 from torchzero_clip.modules.descent import (
@@ -39,6 +40,7 @@ def muon(
     momentum: float = 0.95,
     nesterov: bool = True,
     scale: Literal["original", "match_rms_adamw"] | None = "original",
+    layout: MatrixLayout = None,
 ) -> Chain:
     """Orthogonalize the momentum (Muon). This method is for matrices only.
 
@@ -50,7 +52,7 @@ def muon(
     """
     return Chain(
         EMA(momentum, nesterov=nesterov),
-        Orthogonalize(scale=scale),
+        Orthogonalize(scale=scale, layout=layout),
         WeightDecay(weight_decay),
         LR(lr),
     )
@@ -63,6 +65,7 @@ def normuon(
     momentum: float = 0.95,
     beta: float = 0.95,
     nesterov: bool = True,
+    layout: MatrixLayout = None,
 ) -> Chain:
     """Run Muon, and scale neurons so that all move about equally far. For matrices only.
 
@@ -72,8 +75,8 @@ def normuon(
     """
     return Chain(
         EMA(momentum, nesterov=nesterov),
-        Orthogonalize(scale="original"),
-        NeuronNorm(beta),
+        Orthogonalize(scale="original", layout=layout),
+        NeuronNorm(beta, layout=layout),
         WeightDecay(weight_decay),
         LR(lr),
     )
@@ -86,6 +89,7 @@ def muoneq(
     momentum: float = 0.95,
     nesterov: bool = True,
     scale: Literal["original", "match_rms_adamw"] | None = "match_rms_adamw",
+    layout: MatrixLayout = None,
 ) -> Chain:
     """Give the rows of the momentum equal norms before Muon (MuonEq R). For matrices only.
 
@@ -98,8 +102,8 @@ def muoneq(
     """
     return Chain(
         Momentum(momentum, nesterov),
-        EqualRows(),
-        Orthogonalize(scale=scale),
+        EqualRows(layout=layout),
+        Orthogonalize(scale=scale, layout=layout),
         WeightDecay(weight_decay),
         LR(lr),
     )
@@ -213,6 +217,7 @@ def dion2(
     fraction: float = 0.25,
     ef_decay: float = 0.95,
     weight_decay: float = 0.01,
+    layout: MatrixLayout = None,
 ) -> Chain:
     """Run Muon on a fraction of the rows, or of the columns if there are fewer. For matrices only.
 
@@ -222,8 +227,8 @@ def dion2(
     Reference:
         Ahn et al., Dion2; microsoft/dion, `dion/dion2.py`.
     """
-    rows = Rows(fraction, Orthogonalize(None, DION_COEFFICIENTS), ef_decay)
-    return Chain(rows, ScaleByShape(), WeightDecay(weight_decay), LR(lr))
+    rows = Rows(fraction, Orthogonalize(None, DION_COEFFICIENTS), ef_decay, layout=layout)
+    return Chain(rows, ScaleByShape(layout=layout), WeightDecay(weight_decay), LR(lr))
 
 
 @published
@@ -233,6 +238,7 @@ def nordion2(
     mu: float = 0.95,
     muon_beta2: float = 0.95,
     weight_decay: float = 0.01,
+    layout: MatrixLayout = None,
 ) -> Chain:
     """Run NorMuon on the rows with the largest momentum in each step. For matrices only.
 
@@ -243,9 +249,9 @@ def nordion2(
         microsoft/dion, `dion/nordion2.py`, with `selection_scope="global"`.
     """
     return Chain(
-        Rows(fraction, Orthogonalize(None, DION_COEFFICIENTS), mu, lines="rows"),
-        NeuronNorm(muon_beta2),
-        ScaleByShape(),
+        Rows(fraction, Orthogonalize(None, DION_COEFFICIENTS), mu, "rows", layout),
+        NeuronNorm(muon_beta2, layout=layout),
+        ScaleByShape(layout=layout),
         WeightDecay(weight_decay),
         LR(lr),
     )
@@ -258,13 +264,14 @@ def dion3(
     mu: float = 0.95,
     muon_beta2: float = 0.95,
     weight_decay: float = 0.01,
+    layout: MatrixLayout = None,
 ) -> Chain:
     """Run NorDion2, which the authors also call Dion3. For matrices only.
 
     Reference:
         microsoft/dion, `dion/dion3.py`.
     """
-    return nordion2(lr, fraction, mu, muon_beta2, weight_decay)
+    return nordion2(lr, fraction, mu, muon_beta2, weight_decay, layout)
 
 
 @published
@@ -274,6 +281,7 @@ def polar(
     momentum: float = 0.95,
     method: Literal["polar_express", "ns"] = "polar_express",
     inner_steps: int = 8,
+    layout: MatrixLayout = None,
 ) -> Chain:
     """Multiply Muon's update by the nuclear norm of the momentum (PolarGrad). For matrices only.
 
@@ -287,7 +295,7 @@ def polar(
     coefficients = method if method == "polar_express" else (3.4445, -4.7750, 2.031)
     return Chain(
         EMA(momentum),
-        Steepest(Orthogonalize(inner_steps, coefficients)),
+        Steepest(Orthogonalize(inner_steps, coefficients, layout=layout)),
         WeightDecay(weight_decay),
         LR(lr),
     )
@@ -300,6 +308,7 @@ def scion(
     norm: Literal["Spectral", "Sign"] = "Spectral",
     scale: float = 1.0,
     unconstrained: bool = False,
+    layout: MatrixLayout = None,
 ) -> Chain:
     """Take steps of fixed size in a matrix norm that suits layers of any width (Scion).
 
@@ -313,9 +322,9 @@ def scion(
     """
     average = () if momentum == 1 else (EMA(1 - momentum),)
     if norm == "Sign":
-        direction: tuple[Transform, ...] = Sign(), ScaleByShape(scale, "inverse_columns")
+        direction: tuple[Transform, ...] = Sign(), ScaleByShape(scale, "inverse_columns", layout)
     else:
-        direction = Orthogonalize(), ScaleByShape(scale)
+        direction = Orthogonalize(layout=layout), ScaleByShape(scale, layout=layout)
     ball = () if unconstrained else (WeightDecay(1.0),)
     return Chain(*average, *direction, *ball, LR(lr))
 
@@ -330,6 +339,7 @@ def soap(
     precondition_frequency: int = 10,
     max_precond_dim: int = 10000,
     first: Literal["skip", "step"] = "skip",
+    layout: MatrixLayout = None,
 ) -> Chain:
     """Run Adam in the bases of Shampoo, which are renewed every few steps (SOAP).
 
@@ -343,7 +353,7 @@ def soap(
         Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", arXiv 2409.11321;
         nikhilvyas/SOAP; NVIDIA-NeMo/Emerging-Optimizers.
     """
-    basis = SOAPBasis(shampoo_beta, precondition_frequency, first, max_precond_dim)
+    basis = SOAPBasis(shampoo_beta, precondition_frequency, first, max_precond_dim, layout=layout)
     return Chain(InBasis(basis, Adam(betas, eps)), WeightDecay(weight_decay), LR(lr))
 
 
@@ -378,6 +388,7 @@ def klsoap(
     eps: float = 1e-8,
     weight_decay: float = 0.01,
     precondition_frequency: int = 10,
+    layout: MatrixLayout = None,
 ) -> Chain:
     """Run SOAP with bases that are computed after whitening the other side (KL-SOAP).
 
@@ -390,7 +401,7 @@ def klsoap(
         Lin et al., "Understanding and improving Shampoo and SOAP via Kullback-Leibler
         minimization", arXiv 2509.03378; yorkerlin/KL-Methods.
     """
-    basis = KLBasis(shampoo_beta, precondition_frequency)
+    basis = KLBasis(shampoo_beta, precondition_frequency, layout=layout)
     adam = Adam(betas, eps, bias_correction=False)
     return Chain(InBasis(basis, adam), WeightDecay(weight_decay), LR(lr))
 

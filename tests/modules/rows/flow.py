@@ -140,7 +140,7 @@ ROWS = [
             ),
             "names": lambda: Partition(
                 {"weight": ClipNorm(0.5), "other": Scale(2.0)},
-                {r"\.weight$": "weight", "": "other"},
+                {"*.weight": "weight", "*": "other"},
             ),
         },
         args={"transforms": {"other": Scale(2.0)}, "labels": lambda name, p: "other"},
@@ -152,8 +152,12 @@ ROWS = [
             ),
             ({"transforms": {"a": "Scale"}}, TypeError, "transforms must be a dict from labels to"),
             ({"labels": "weight"}, TypeError, "labels must be a function or a dict, got"),
-            ({"labels": {"*": "other"}}, ValueError, "the keys of labels must be names or regular"),
-            ({"labels": {3: "other"}}, ValueError, "the keys of labels must be names or regular"),
+            (
+                {"labels": {"a | ": "other"}},
+                ValueError,
+                "the keys of labels must be names or patte",
+            ),
+            ({"labels": {3: "other"}}, ValueError, "the keys of labels must be names or patterns"),
             ({"target": "grad"}, ValueError, "target must be 'update', got 'grad': pass target"),
         ],
         loose={"both": lambda: Partition({"weight": ClipNorm(1e9), "other": Scale(1.0)}, kind)},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from torch import Tensor
+
 from tests.modules.rows.row import Bad, Row, at_least, number, share, shares, steps
 from torchzero_clip import (
     Adam,
@@ -27,7 +29,21 @@ from torchzero_clip import (
 
 inf, nan = math.inf, math.nan
 
-STACKS: list[Bad] = [({"stacks": 2}, TypeError, "stacks must be True, False or None, got 2")]
+LAYOUTS: list[Bad] = [
+    ({"layout": 3}, TypeError, "layout must be a dict of name patterns and layouts"),
+    ({"layout": {"|": [3]}}, ValueError, "the keys of layout must be names or patterns, such as"),
+    ({"layout": {"w": 3}}, ValueError, "the layout 3 of 'w' is not: a layout must be a pattern,"),
+    ({"layout": {"w": [3.0, 3.0]}}, ValueError, "the layout [3.0, 3.0] of 'w' is not: a layout m"),
+    ({"layout": {"w": [-1, 7]}}, ValueError, "the layout [-1, 7] of 'w' is not: a layout must"),
+    ({"layout": {"w": True}}, ValueError, "the layout True of 'w' is not: a layout must be a pa"),
+    ({"layout": {"w": "a b"}}, ValueError, "the layout 'a b' of 'w' is not: it has no '->'"),
+]
+
+
+def halves(name: str, t: Tensor) -> list[int] | None:
+    """Two matrices, one after the other, in every parameter with an even number of rows."""
+    return [len(t) // 2] * 2 if t.dim() > 1 and len(t) % 2 == 0 and len(t) else None
+
 
 ROWS = [
     Row(
@@ -38,7 +54,7 @@ ROWS = [
             "rms": lambda: Orthogonalize(scale="match_rms_adamw"),
             "muon": lambda: Chain(Momentum(0.95, nesterov=True), Orthogonalize()),
             "polar express": lambda: Orthogonalize(5, "polar_express"),
-            "blocks": lambda: Orthogonalize(blocks={"conv": 2, r"head\.w": (1, 2)}),
+            "layout": lambda: Orthogonalize(layout=halves),
         },
         bad=[
             *number("steps", 0, words="an integer at least 1 or None"),
@@ -50,9 +66,7 @@ ROWS = [
             ({"coefficients": "cubic"}, ValueError, "for each step, got 'cubic'"),
             ({"coefficients": None}, ValueError, "for each step, got None"),
             ({"scale": "muon"}, ValueError, "scale must be one of [None, 'original', 'match_rms"),
-            ({"blocks": 3}, TypeError, "blocks must be a dict of name or regular expression and"),
-            ({"blocks": {"(": 3}}, ValueError, "the keys of blocks must be names or regular expr"),
-            *STACKS,
+            *LAYOUTS,
         ],
         complex="refuses",
         matrices=True,
@@ -63,7 +77,7 @@ ROWS = [
         ClipSpectral,
         good={"0.5": lambda: ClipSpectral(0.5)},
         args={"max_norm": 1.0},
-        bad=[*at_least("max_norm", 0), *STACKS],
+        bad=[*at_least("max_norm", 0), *LAYOUTS],
         loose={"1e9": lambda: ClipSpectral(1e9)},
         complex="refuses",
         matrices=True,
@@ -72,10 +86,10 @@ ROWS = [
     ),
     Row(
         EqualRows,
-        good={"default": EqualRows},
-        bad=STACKS,
+        good={"default": EqualRows, "layout": lambda: EqualRows(layout=halves)},
+        bad=LAYOUTS,
         nonfinite="scaled",
-        scope={"default": "tensor"},
+        scope={"default": "tensor", "layout": "tensor"},
         complex="turns",
         matrices=True,
         loops=12,
@@ -89,7 +103,7 @@ ROWS = [
         bad=[
             *share("beta"),
             ({"neurons": "columns"}, ValueError, "neurons must be one of ['rows', 'longer'], got"),
-            *STACKS,
+            *LAYOUTS,
         ],
         memory="guarded",
         scope={"default": "tensor", "longer": "tensor"},
@@ -103,7 +117,7 @@ ROWS = [
             "dion2": lambda: Rows(0.25, Orthogonalize()),
             "dion3": lambda: Chain(Rows(0.5, Orthogonalize(), 0.9, lines="rows"), NeuronNorm()),
             "spectral": lambda: Rows(0.4, ClipSpectral(0.5), error=0.0),
-            "blocks": lambda: Rows(1.0, Orthogonalize(), blocks={"conv": 2}),
+            "layout": lambda: Rows(1.0, Orthogonalize(), layout=halves),
         },
         args={"share": 0.5, "tfm": Orthogonalize()},
         bad=[
@@ -123,17 +137,16 @@ ROWS = [
             (
                 {"tfm": SOAPBasis()},
                 TypeError,
-                "matrix that has no state, blocks or target, such as O",
+                "matrix that has no state, layout or target, such as O",
             ),
             ({"tfm": Orthogonalize(target="grad")}, TypeError, "or target, such as Orthogonali"),
             (
-                {"tfm": Orthogonalize(blocks={"a": 2})},
+                {"tfm": Orthogonalize(layout={"a": [2]})},
                 TypeError,
-                "matrix that has no state, blocks or target, such",
+                "matrix that has no state, layout or target, such",
             ),
             ({"tfm": None}, TypeError, "as Orthogonalize(), got None"),
-            ({"blocks": 3}, TypeError, "blocks must be a dict of name or regular expression and"),
-            *STACKS,
+            *LAYOUTS,
         ],
         memory="free",
         complex="refuses",
@@ -159,7 +172,7 @@ ROWS = [
                 ValueError,
                 "by must be one of ['sqrt_ratio', 'inverse_columns'], go",
             ),
-            *STACKS,
+            *LAYOUTS,
         ],
         complex="turns",
         matrices=True,
@@ -169,7 +182,7 @@ ROWS = [
         good={
             "every 2": lambda: SOAPBasis(every=2),
             "short": lambda: SOAPBasis(every=3, max_dim=3, first="step"),
-            "blocks": lambda: SOAPBasis(every=2, blocks={"conv": 2}, stagger=True),
+            "layout": lambda: SOAPBasis(every=2, layout=halves, stagger=True),
             "use": lambda: SOAPBasis(every=2, first="use"),
         },
         bad=[
@@ -177,8 +190,7 @@ ROWS = [
             *steps("every", 1),
             *steps("max_dim", 0),
             ({"first": "last"}, ValueError, "first must be one of ['skip', 'step', 'use'], got 'l"),
-            ({"blocks": 3}, TypeError, "blocks must be a dict of name or regular expression and"),
-            *STACKS,
+            *LAYOUTS,
         ],
         memory="free",
         complex="free",
@@ -191,7 +203,7 @@ ROWS = [
         good={
             "every 2": lambda: KLBasis(every=2),
             "short": lambda: KLBasis(every=3, max_dim=3, first="step", initial=1.0),
-            "blocks": lambda: KLBasis(every=2, blocks={"conv": 2}, stagger=True),
+            "layout": lambda: KLBasis(every=2, layout=halves, stagger=True),
         },
         bad=[
             *share("beta", optional=True),
@@ -200,8 +212,7 @@ ROWS = [
             *number("initial", 0.0, -1.0, nan, words="a number above 0"),
             *steps("most", 10),
             ({"first": "last"}, ValueError, "first must be one of ['skip', 'step', 'use'], got 'l"),
-            ({"blocks": 3}, TypeError, "blocks must be a dict of name or regular expression and"),
-            *STACKS,
+            *LAYOUTS,
         ],
         memory="free",
         complex="free",
@@ -214,7 +225,7 @@ ROWS = [
         good={
             "every 2": lambda: Shampoo(every=2),
             "short": lambda: Shampoo((0.5, 0.9), 1e-6, 0.5, every=3, max_dim=3),
-            "blocks": lambda: Shampoo(every=2, blocks={"conv": 2}, stagger=True),
+            "layout": lambda: Shampoo(every=2, layout=halves, stagger=True),
             "grafted": lambda: Graft(Adam(), Shampoo(every=2)),
         },
         bad=[
@@ -223,8 +234,7 @@ ROWS = [
             *number("exponent", 0.0, 1.5, nan, words="a number above 0 and at most 1"),
             *steps("every", 1),
             *steps("max_dim", 0),
-            ({"blocks": 3}, TypeError, "blocks must be a dict of name or regular expression and"),
-            *STACKS,
+            *LAYOUTS,
         ],
         memory="free",
         complex="refuses",
@@ -239,7 +249,7 @@ ROWS = [
             "default": Kron,
             "every 2": lambda: Kron(0.5, every=2, diagonal="longer"),
             "short": lambda: Kron(precond_lr=0.5, every=3, max_dim=3, initial=2.0),
-            "blocks": lambda: Kron(every=2, diagonal="one", blocks={"conv": 2}),
+            "layout": lambda: Kron(every=2, diagonal="one", layout=halves),
             "clipped": lambda: Chain(Kron(diagonal="all", eps=0.0), ClipRMS(1.1)),
         },
         bad=[
@@ -253,8 +263,7 @@ ROWS = [
             *number("initial", 0.0, -1.0, nan, words="a number above 0"),
             *at_least("eps", 0),
             ({"diagonal": "left"}, ValueError, "diagonal must be one of [None, 'longer', 'one', "),
-            ({"blocks": 3}, TypeError, "blocks must be a dict of name or regular expression and"),
-            *STACKS,
+            *LAYOUTS,
         ],
         memory="free",
         complex="refuses",
@@ -268,7 +277,7 @@ ROWS = [
         good={
             "soap": lambda: InBasis(SOAPBasis(every=2), Adam((0.9, 0.95))),
             "first step": lambda: InBasis(SOAPBasis(every=3, first="step"), Adam(eps=1e-3)),
-            "blocks": lambda: InBasis(SOAPBasis(every=2, blocks={"conv": 2}), Lion()),
+            "layout": lambda: InBasis(SOAPBasis(every=2, layout=halves), Lion()),
             "use": lambda: InBasis(SOAPBasis(every=2, first="use"), Adam(bias_correction=False)),
             "kl": lambda: InBasis(KLBasis(every=2), Adam(bias_correction=False)),
         },

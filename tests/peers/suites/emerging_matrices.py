@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.helpers import stacks
 from torchzero_clip import ClipSpectral, Modular, Orthogonalize, Transform, TrustRatio
 
 from . import emerging
@@ -52,7 +53,7 @@ def put_ours() -> None:
     def newton_schulz(x: Tensor, steps: int, coefficient_type: str = "quintic", **more: Any) -> Any:
         triples = more.get("custom_coefficient_sets")
         triples = triples or muon_utils._COEFFICIENT_SETS[coefficient_type]
-        return through(x, Orthogonalize(steps, triples, stacks=True))
+        return through(x, Orthogonalize(steps, triples, layout=stacks))
 
     def relative(self: Any, param: Tensor, update: Tensor) -> None:
         update.copy_(through(update, TrustRatio(1.0), at=param))

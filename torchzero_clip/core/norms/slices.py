@@ -24,6 +24,7 @@ class SliceRows(NamedTuple):
         lengths: For each tensor, the number of elements of a slice.
         counts: For each tensor, the number of slices.
         whole: Whether each slice is contiguous in memory and follows the slice before it.
+        views: The shape of each tensor, if dims of the tensors are split into several dims.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -31,30 +32,51 @@ class SliceRows(NamedTuple):
     lengths: tuple[int, ...]
     counts: tuple[int, ...]
     whole: bool
+    views: tuple[tuple[int, ...], ...] = ()
 
 
 class OfRows(list[Tensor]):
-    """A list of tensors with one number per slice. The tensors are parts of one vector."""
+    """A list of tensors with one number per slice. The tensors are parts of one vector.
+
+    If `fused` is set, slices may be parts of fused parameters. An engine then computes with them as
+    with the slices of separate parameters.
+    """
 
     vector: Tensor
     rows: SliceRows
+    fused: bool = False
 
 
 def rows_of(
-    tensors: Sequence[Tensor], shapes: Sequence[Sequence[int]], dims: Sequence[tuple[int, ...]]
+    views: Sequence[Sequence[int]],
+    shapes: Sequence[Sequence[int]],
+    dims: Sequence[tuple[int, ...]],
+    split: bool = False,
 ) -> SliceRows:
     """Return the slices of tensors along dims.
 
-    `shapes` are the shapes of tensors that have one number per slice.
+    Args:
+        views: The shapes of the tensors, after some dims are split.
+        shapes: The shapes of tensors that have one number per slice.
+        dims: For each tensor, the dims that its slices run along.
+        split: Whether some dims are split.
     """
     whole = True
     counts = tuple(map(math.prod, shapes))
-    for t, shape in zip(tensors, shapes, strict=True):
+    sizes = list(map(math.prod, views))
+    for view, shape, size in zip(views, shapes, sizes, strict=True):
         cut = [n > 1 for n in shape]  # the dims that lead from slice to slice
-        inside = [d for d, n in enumerate(t.shape) if n > 1 and not cut[d]]
-        whole = whole and not any(cut[min(inside, default=len(cut)) :]) and t.numel() > 0
-    lengths = [t.numel() // max(n, 1) for t, n in zip(tensors, counts, strict=True)]
-    return SliceRows(tuple(map(tuple, shapes)), tuple(dims), tuple(lengths), counts, whole)
+        inside = [d for d, n in enumerate(view) if n > 1 and not cut[d]]
+        whole = whole and not any(cut[min(inside, default=len(cut)) :]) and size > 0
+    lengths = [size // max(n, 1) for size, n in zip(sizes, counts, strict=True)]
+    return SliceRows(
+        tuple(map(tuple, shapes)),
+        tuple(dims),
+        tuple(lengths),
+        counts,
+        whole,
+        tuple(map(tuple, views)) if split else (),
+    )
 
 
 def of_rows(vector: Tensor, rows: SliceRows) -> list[Tensor]:
@@ -67,6 +89,15 @@ def of_rows(vector: Tensor, rows: SliceRows) -> list[Tensor]:
     of_vector.vector = vector
     of_vector.rows = rows
     return of_vector
+
+
+def as_fused(parts: list[Tensor], vector: Tensor, rows: SliceRows) -> OfRows:
+    """Return the numbers of slices of fused parameters that are sharded, from this rank's part."""
+    fused = OfRows(parts)
+    fused.vector = vector
+    fused.rows = rows._replace(whole=False)
+    fused.fused = True
+    return fused
 
 
 def slice_statistics(x: Tensor, dims: tuple[int, ...], m: Measure) -> Tensor:

@@ -36,6 +36,7 @@ from torchzero_clip.engines.compiled.lists.storage_formats import move, rounded
 from torchzero_clip.engines.compiled.lists.tape import BucketTape, Taped
 from torchzero_clip.engines.compiled.printers.backends import missing, node_by_node, on_gpu
 from torchzero_clip.engines.compiled.printers.launches import KernelError
+from torchzero_clip.engines.compiled.printers.operators import over
 from torchzero_clip.engines.compiled.replay.captures import StepCapture
 from torchzero_clip.engines.compiled.replay.conditions import impure
 from torchzero_clip.engines.compiled.replay.replays import Replays
@@ -259,8 +260,11 @@ class CompiledSession:
         number: bool = False,
     ) -> TensorList:
         u = self.adopt(u)
-        if isinstance(u, Taped) and u.over_(operand(ratio, torch.float64)):
+        divisors = operand(ratio, torch.float64)
+        if isinstance(u, Taped) and u.over_(divisors):
             return u
+        if isinstance(divisors, norms.OfRows) and divisors.fused:
+            return u.copy_(TensorList(list(map(over, u.tensors, divisors))))
         factor, divisor = norms.in_two(ratio, u.dtype)
         return u.mul_(operand(factor)).div_(operand(divisor))
 

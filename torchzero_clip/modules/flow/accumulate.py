@@ -62,7 +62,7 @@ class Accumulate(Transform, Gate):
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"sum": zeros_like_state(param)}
 
-    def per_parameter(self, param: Tensor) -> dict[str, Any]:
+    def per_parameter(self, param: Tensor, name: str = "") -> dict[str, Any]:
         return {**self.init(param), "begun": 0}  # 0 for an empty sum, else FIRST or LATER
 
     def passed(self, state: Mapping[str, Any]) -> bool:

@@ -25,9 +25,9 @@ class Partition(Transform, Routing):
     Args:
         transforms: A dict that maps each label to a rule or Chain.
         labels: A function `labels(name, p)` that returns the label of a parameter, or a dict that
-            maps a name or regular expression to a label. With a dict, the first key that is found
-            in the name decides. If names are used, pass `model.named_parameters()` to the
-            optimizer.
+            maps a name or a pattern of names, such as "*.bias | *.norm.*", to a label. A key that
+            is the name of the parameter wins, then the first pattern that matches the name. If
+            names are used, pass `model.named_parameters()` to the optimizer.
 
     Example:
         >>> import torch
@@ -48,6 +48,7 @@ class Partition(Transform, Routing):
     reach = "tensor"
     pure = True
     asks = ("labels",)
+    keyed_by_name = ("labels",)
 
     def check(self) -> None:
         super().check()
@@ -100,7 +101,7 @@ class Partition(Transform, Routing):
     def _label_by_name(self, name: str, p: Tensor) -> str:
         """Return the label for a name, if `labels` is a dict."""
         assert isinstance(self.labels, Mapping)
-        if name and (key := by_name(self.labels, name)) is not None:
+        if (key := by_name(self.labels, name)) is not None:
             return self.labels[key]
         way = "pass model.named_parameters() to the optimizer"
         if name:

@@ -5,8 +5,17 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from torchzero_clip.core import Bucket, NormRule, Scope, Transform, prepare, transformed
+from torchzero_clip.core.layout_patterns import MatrixLayout
+from torchzero_clip.core.logical_matrices import (
+    Grid,
+    entry_of,
+    grid_of,
+    matrices_of,
+    whole_matrix,
+)
 from torchzero_clip.modules.flow.masked import check_inner, check_keeps
 
 
@@ -25,7 +34,8 @@ class Steepest(NormRule):
         tfm: The rule or Chain that computes the direction. It must not contain guards, `Freeze` or
             `Accumulate`.
         dim: The elements that share one product ⟨u, d⟩, with the same choices as in `ClipNorm`.
-            Default: None, one product per tensor.
+            Default: None, one product per tensor. If the rule inside has a `layout`, None means one
+            product per matrix.
         inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` keep d unscaled. Default: 1.
 
@@ -57,6 +67,24 @@ class Steepest(NormRule):
         check_inner(self)
         check_keeps(self, "tfm", self.tfm)
 
+    @property
+    def layout(self) -> MatrixLayout:
+        """The layout of the first rule inside that has a layout."""
+        inside = self.tfm.walk() if isinstance(self.tfm, Transform) else ()
+        layouts: list[MatrixLayout] = [getattr(tfm, "layout", None) for tfm in inside]
+        return next((x for x in layouts if x is not None), None)
+
+    @property
+    def scope(self) -> Scope:
+        return () if self.dim is None and self.layout is not None else self.dim
+
+    def grid(self, name: str, param: Tensor) -> Grid | None:
+        if self.dim is not None:
+            return None
+        if param.dim() < 2 and entry_of(self, name, param) is None:
+            return grid_of(whole_matrix(param.shape), "matrix", param)
+        return grid_of(matrices_of(self, name, param, takes_complex=True), "matrix", param)
+
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         return prepare(buckets)
 
@@ -65,7 +93,11 @@ class Steepest(NormRule):
         updates = [bucket.u for bucket in units.buckets]
         directions = transformed(units.buckets, [u.borrow() for u in updates])
         norm = units.norms_of(directions)
-        size = units.dot(updates, directions) * norm
+        product = units.dot(updates, directions)
+        if units.division.lengths is not None:
+            norm = units.over(norm, whole=False)
+            product = units.over(product, whole=False, function=torch.sum)
+        size = product * norm
         # an infinite limit would not scale d, and so would hide the broken product
         size = torch.where(torch.isinf(size), math.nan, size)
         self.scale(units, norm, [size] * len(units.groups), directions)

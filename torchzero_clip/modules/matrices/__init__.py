@@ -1,5 +1,7 @@
 """Rules for matrices: they change singular values, rows, or the basis of the update."""
 
+from torchzero_clip.core.layout_patterns import heads
+from torchzero_clip.core.logical_matrices import join_matrices, logical_matrices
 from torchzero_clip.modules.matrices.clip_spectral import ClipSpectral
 from torchzero_clip.modules.matrices.equal_rows import EqualRows
 from torchzero_clip.modules.matrices.in_basis import InBasis
@@ -24,4 +26,7 @@ __all__ = [
     "SOAPBasis",
     "ScaleByShape",
     "Shampoo",
+    "heads",
+    "join_matrices",
+    "logical_matrices",
 ]

@@ -2,68 +2,56 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Transform, Units
+from torchzero_clip.core import Bucket, Group, TensorList, TensorwiseTransform, Transform
+from torchzero_clip.core.logical_matrices import Grid, Kind, grid_of, matrices_of
+from torchzero_clip.core.matrix_steps import planned_matrices
 from torchzero_clip.core.stacks import MOST_ON_CPU, batches, in_order
 
 PRODUCTS = "its matrix products take most of the time, and a replay would not make them faster"
 BATCH_ELEMENTS = 2**24  # the largest batch, because a function allocates several times its memory
 
 
-def matrix_shape(rule: Transform, t: Tensor, stacks: bool | None) -> tuple[int, int, int]:
-    """Return the number of matrices in a tensor, and the rows and columns of a matrix."""
-    if t.is_complex():
-        _refuse(rule, t)
-    check_shape(rule, t, stacks)
-    if t.dim() == 3 and stacks:
-        return t.shape[0], t.shape[1], t.shape[2]
-    return 1, t.shape[0], math.prod(t.shape[1:])
+def apply_to_matrices(rule: TensorwiseTransform, buckets: list[Bucket]) -> list[Bucket]:
+    """Run `update` of a rule without state, with the matrices of each parameter in the group."""
+    for bucket in buckets:
+        bucket.apply(rule, matrices=planned_matrices(bucket))
+    return buckets
 
 
-def check_shape(rule: Transform, t: Tensor, stacks: bool | None) -> None:
-    """Raise ValueError if a tensor is not a matrix, or if `stacks` must decide what it is."""
-    name = type(rule).__name__
-    if t.dim() < 2:
-        _refuse(rule, t)
-    if t.dim() == 3 and stacks is None:
-        raise ValueError(
-            f"{name}: a tensor of shape {tuple(t.shape)} may be a stack of matrices or one "
-            f"matrix. Write {name}(stacks=True) for {t.shape[0]} matrices of {t.shape[1]} x "
-            f"{t.shape[2]}, or stacks=False for one of {t.shape[0]} x {t.shape[1] * t.shape[2]}"
-        )
-    if t.dim() > 3 and stacks:
-        *outer, rows, columns = t.shape
-        stack = (math.prod(outer), rows, columns)
-        raise ValueError(
-            f"{name}: with stacks=True a tensor must have at most 3 dims, got shape "
-            f"{tuple(t.shape)}. Make a parameter of shape {stack} for {stack[0]} matrices of "
-            f"{rows} x {columns}, or give it to {name}(stacks=False) for one matrix of "
-            f"{t.shape[0]} x {math.prod(t.shape[1:])}, for example in a Partition."
-        )
+def changed_matrices(
+    rule: TensorwiseTransform,
+    u: TensorList,
+    group: Group,
+    change: Callable[[list[Tensor]], list[Tensor]],
+) -> TensorList:
+    """Replace all matrices of a list by the results of a function, and return the list.
+
+    Args:
+        rule: The rule.
+        u: The list.
+        group: The group. "matrices" are the matrices of each tensor, if `step` has found them.
+        change: A function of stacks of shape (count, rows, columns).
+    """
+    every = group.get("matrices")
+    if every is None:
+        every = [rule.matrices_of("", t) for t in u]
+    stacks = [matrices.of(t) for matrices, t in zip(every, u, strict=True)]
+    changed = iter(change([stack for row in stacks for stack in row]))
+    results = []
+    for matrices, row in zip(every, stacks, strict=True):
+        results.append(matrices.back([next(changed) for _ in row]))
+    return u.copy_(TensorList(results))
 
 
-def _refuse(rule: Transform, t: Tensor) -> NoReturn:
-    """Raise ValueError because a tensor is not a matrix of real numbers."""
-    raise ValueError(
-        f"{type(rule).__name__} needs real matrices, got shape {tuple(t.shape)} and {t.dtype}: "
-        "give other parameters to another rule, with Partition or a second optimizer"
-    )
-
-
-def row_dims(t: Tensor, stacks: bool | None) -> tuple[int, ...]:
-    """Return the dims of a tensor that a row of a matrix covers."""
-    return tuple(range(2 if stacks and t.dim() == 3 else 1, t.dim()))
-
-
-def over_matrices(units: Units, rows: Tensor, stacks: bool | None) -> Tensor:
-    """Return a vector with one element per row: the norm of the matrix that contains the row."""
-    return units.over(rows, lambda t: tuple(range(1 if stacks and t.dim() == 3 else 0, t.dim())))
+def grid_for(rule: Transform, kind: Kind, name: str, param: Tensor) -> Grid:
+    """Return the slices of a parameter whose norms a rule about matrices needs."""
+    return grid_of(matrices_of(rule, name, param, takes_complex=True), kind, param)
 
 
 def in_batches(pieces: Sequence[Tensor], function: Callable[[Tensor], Any]) -> list[Tensor]:

@@ -7,10 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core import Group, Live, State, TensorList, TensorwiseTransform
+from torchzero_clip.core import Bucket, Group, Live, State, TensorList, TensorwiseTransform
 from torchzero_clip.core.bounds import NonNegative
+from torchzero_clip.core.layout_patterns import MatrixLayout
+from torchzero_clip.core.logical_matrices import LogicalMatrices, matrices_of
 from torchzero_clip.core.norms import readable
-from torchzero_clip.modules.matrices.batches import PRODUCTS, in_batches, matrix_shape
+from torchzero_clip.modules.matrices.batches import (
+    PRODUCTS,
+    apply_to_matrices,
+    changed_matrices,
+    in_batches,
+)
 
 RESOLUTION = 1e-5
 """The smallest singular value that eigenvectors of u uᵀ resolve, relative to the largest element.
@@ -39,9 +46,7 @@ class ClipSpectral(TensorwiseTransform):
 
     Args:
         max_norm: The largest singular value.
-        stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
-            one matrix of shape (first, rest). None raises an error. With four or more dims, a
-            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
+        layout: The matrices in fused weights and stacks, as in `Orthogonalize`. Default: None.
 
     Example:
         >>> import torch
@@ -55,21 +60,27 @@ class ClipSpectral(TensorwiseTransform):
     """
 
     max_norm: Live[NonNegative]
-    stacks: bool | None = None
+    layout: MatrixLayout = None
 
+    reach = "tensor"
     clips = True
     impure = PRODUCTS
 
-    def operations(self, param: Tensor) -> float:
-        count, *sides = matrix_shape(self, param, self.stacks)
-        short, long = sorted(sides)
-        return count * short**2 * (4 * long + 9 * short)
+    def operations(self, rows: int, columns: int) -> float:
+        short, long = sorted((rows, columns))
+        return short**2 * (4 * long + 9 * short)
+
+    def matrices_of(self, name: str, param: Tensor) -> LogicalMatrices:
+        return matrices_of(self, name, param)
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        return apply_to_matrices(self, buckets)
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        pieces = [t.reshape(matrix_shape(self, t, self.stacks)) for t in u]
-        results = in_batches(pieces, lambda x: clipped(x, group["max_norm"]))
-        pairs = zip(results, u, strict=True)
-        return u.copy_(TensorList([x.reshape(t.shape) for x, t in pairs]))
+        def changed(stacks: list[Tensor]) -> list[Tensor]:
+            return in_batches(stacks, lambda x: clipped(x, group["max_norm"]))
+
+        return changed_matrices(self, u, group, changed)
 
 
 def clipped(x: Tensor, limit: Any) -> Tensor:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchzero_clip.modules.matrices.batches import matrix_shape
-from torchzero_clip.modules.matrices.blocks import block_rows
+from torchzero_clip.core import TensorwiseTransform
+from torchzero_clip.core.logical_matrices import LogicalMatrices
 
 SIDES = {"left": -2, "right": -1}
 """The sides of a matrix that may have a basis. The value is the dim that the basis multiplies."""
@@ -23,15 +22,12 @@ def sides_up_to(rule: Any, rows: int, columns: int) -> dict[str, int]:
     return {s: n for s, n in zip(SIDES, (rows, columns), strict=True) if n <= rule.max_dim}
 
 
-def rows_with_bases(rule: Any, name: str, param: Tensor) -> Sequence[int]:
-    """Return the rows of each matrix of a parameter, or [] if both sides are too long."""
-    if param.dim() < 2 or not param.numel():
-        return []
-    count, rows, columns = matrix_shape(rule, param, rule.stacks)
-    rows_of_blocks = block_rows(rule, name, param, rows)
-    if min([*rows_of_blocks, columns]) > rule.max_dim:
-        return []
-    return rows_of_blocks * count
+def matrices_with_bases(rule: Any, name: str, param: Tensor) -> LogicalMatrices | None:
+    """Return the matrices of a parameter, or None if all sides of all matrices are too long."""
+    matrices = TensorwiseTransform.matrices_of(rule, name, param)
+    if matrices is None or min([min(size) for size in matrices.sizes]) > rule.max_dim:
+        return None
+    return matrices
 
 
 def average(old: Tensor, new: Tensor, rate: Any) -> Tensor:

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, NormRule
-from torchzero_clip.modules.matrices.batches import check_shape, over_matrices, row_dims
+from torchzero_clip.core.layout_patterns import MatrixLayout
+from torchzero_clip.core.logical_matrices import Grid
+from torchzero_clip.modules.matrices.batches import grid_for
 
 
 class EqualRows(NormRule):
@@ -22,9 +24,7 @@ class EqualRows(NormRule):
     A row of zeros stays zero.
 
     Args:
-        stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
-            one matrix of shape (first, rest). None raises an error. With four or more dims, a
-            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
+        layout: The matrices in fused weights and stacks, as in `Orthogonalize`. Default: None.
 
     Example:
         >>> import torch
@@ -39,22 +39,26 @@ class EqualRows(NormRule):
         2603.28254.
     """
 
-    stacks: bool | None = None
+    layout: MatrixLayout = None
 
-    dim = ()  # units are slices, and `dims` returns their dims
+    dim = ()  # units are slices, and `grid` returns them
     sets_norm = True
     clips = False
     pure = True
 
-    def dims(self, tensor: Tensor) -> tuple[int, ...]:
-        check_shape(self, tensor, self.stacks)
-        return row_dims(tensor, self.stacks)
+    def grid(self, name: str, param: Tensor) -> Grid:
+        return grid_for(self, "row", name, param)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
         norm = units.norm()
-        size = over_matrices(units, norm, self.stacks)
-        limit = size / over_matrices(units, torch.ones_like(norm), self.stacks)
+        ones = torch.ones_like(norm)
+        size = units.over(norm)
+        root_of_rows = units.over(ones)
+        if any([found.is_finer for found in units.grids]):  # then a row has several slices
+            root_of_rows = root_of_rows / units.over(ones, whole=False)
+        norm = units.over(norm, whole=False)
+        limit = size / root_of_rows
         limit = torch.where(size == math.inf, torch.zeros_like(limit), limit)
         self.scale(units, norm, [limit] * len(units.groups))
         return buckets

@@ -50,11 +50,7 @@ class KLBasis(SOAPBasis):
         max_dim: The longest side that has a basis. A longer side is not whitened. Default: 10000.
         stagger: If True, different parameters renew their bases in different steps, so that all
             steps take equally long. Default: False.
-        stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
-            one matrix of shape (first, rest). None raises an error. With four or more dims, a
-            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
-        blocks: The blocks of rows of fused matrices, as in `Orthogonalize`. Each block has its own
-            bases. Default: None, no blocks.
+        layout: The matrices in fused weights and stacks, as in `Orthogonalize`. Default: None.
         initial: The first value of all λ. Default: 0.1.
         most: The largest 1 / √λ. The length of the side is another limit, but the limit is never
             below 10. Default: 4000.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -10,10 +9,11 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, TensorwiseTransform
 from torchzero_clip.core.bounds import Count, Fraction, NonNegative, Positive, Share, Whole
+from torchzero_clip.core.layout_patterns import MatrixLayout
+from torchzero_clip.core.logical_matrices import LogicalMatrices, entry_of, whole_matrix
 from torchzero_clip.core.stacks import MatrixState
 from torchzero_clip.modules.matrices import lessons, whitening
-from torchzero_clip.modules.matrices.batches import PRODUCTS, matrix_shape
-from torchzero_clip.modules.matrices.blocks import Blocks, block_rows, check_blocks
+from torchzero_clip.modules.matrices.batches import PRODUCTS
 
 
 class Kron(TensorwiseTransform):
@@ -47,11 +47,7 @@ class Kron(TensorwiseTransform):
             factors: they multiply by at most 1 / eps. Default: 1e-12.
         stagger: If True, different parameters update their factors in different steps, so that all
             steps take equally long. Default: False.
-        stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
-            one matrix of shape (first, rest). None raises an error. With four or more dims, a
-            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
-        blocks: The blocks of rows of fused matrices, as in `Orthogonalize`. Each block has its own
-            factors. Default: None, no blocks.
+        layout: The matrices in fused weights and stacks, as in `Orthogonalize`. Default: None.
 
     Example:
         >>> import torch
@@ -72,28 +68,20 @@ class Kron(TensorwiseTransform):
     initial: Positive = 1.0
     eps: Live[NonNegative] = 1e-12
     stagger: bool = False
-    stacks: bool | None = None
-    blocks: Blocks = None
+    layout: MatrixLayout = None
 
     complex = "refuse"  # type: ignore[assignment]
     leaves = "ones"
     batched = True
     impure = PRODUCTS
 
-    def check(self) -> None:
-        super().check()
-        check_blocks(self)
-
-    def rows_of(self, name: str, param: Tensor) -> Sequence[int]:
-        if not param.numel():
-            return []
-        if param.dim() < 2:
-            return block_rows(self, name, param, param.numel())
-        count, rows, columns = matrix_shape(self, param, self.stacks)
-        rows_of_matrices = block_rows(self, name, param, rows) * count
-        if columns == 1 and len(set(rows_of_matrices)) == 1:
-            return [1] * len(rows_of_matrices)  # a matrix of one column is treated as one row
-        return rows_of_matrices
+    def matrices_of(self, name: str, param: Tensor) -> LogicalMatrices | None:
+        if param.numel() and param.dim() < 2 and entry_of(self, name, param) is None:
+            return whole_matrix(param.shape)
+        matrices = super().matrices_of(name, param)
+        if matrices is None or param.dim() < 2:
+            return matrices
+        return matrices.with_columns_as_rows()
 
     def init_matrix(self, rows: int, columns: int) -> MatrixState:
         state = {"step": torch.zeros(1), "exp_avg": torch.zeros(rows, columns)}

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, NormRule, TensorList
 from torchzero_clip.core.bounds import Share
+from torchzero_clip.core.layout_patterns import MatrixLayout
+from torchzero_clip.core.logical_matrices import (
+    Grid,
+    Kind,
+    entry_of,
+    grid,
+    matrices_of,
+    whole_matrix,
+)
 from torchzero_clip.core.state import statistic_dtype
-from torchzero_clip.modules.matrices.batches import check_shape, over_matrices, row_dims
+from torchzero_clip.modules.matrices.batches import grid_for
 
 EPS = 1e-8
 
@@ -30,9 +39,7 @@ class NeuronNorm(NormRule):
         beta: The share of the average V that is kept per step. Default: 0.95.
         neurons: With "rows", each row is a neuron. With "longer", each column is a neuron if the
             matrix has more columns than rows. Default: "rows".
-        stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
-            one matrix of shape (first, rest). None raises an error. With four or more dims, a
-            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
+        layout: The matrices in fused weights and stacks, as in `Orthogonalize`. Default: None.
 
     Example:
         >>> import torch
@@ -48,10 +55,10 @@ class NeuronNorm(NormRule):
 
     beta: Live[Share] = 0.95
     neurons: Literal["rows", "longer"] = "rows"
-    stacks: bool | None = None
+    layout: MatrixLayout = None
 
     ord = "rms"
-    dim = ()  # units are slices, and `dims` returns their dims
+    dim = ()  # units are slices, and `grid` returns them
     sets_norm = True
     clips = False
     pure = True
@@ -60,40 +67,50 @@ class NeuronNorm(NormRule):
         # NormRule.check forbids state with slices, but this rule stores its state itself
         super(NormRule, self).check()
 
-    def dims(self, tensor: Tensor) -> tuple[int, ...]:
-        check_shape(self, tensor, self.stacks)
-        return self._along(tensor)
+    @property
+    def _kind(self) -> Kind:
+        """What the norm of a neuron covers."""
+        return "row" if self.neurons == "rows" else "longer"
 
-    def _along(self, tensor: Tensor) -> tuple[int, ...]:
-        """Return the dims that the weights of one neuron cover."""
-        along = row_dims(tensor, self.stacks)
-        if self.neurons == "rows" or not along:
-            return along
-        rows = tensor.shape[along[0] - 1]
-        columns = math.prod([tensor.shape[d] for d in along])
-        return (along[0] - 1,) if rows < columns else along
+    def grid(self, name: str, param: Tensor) -> Grid:
+        return grid_for(self, self._kind, name, param)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        along = self._along(param)
-        shape = [1 if d in along else n for d, n in enumerate(param.shape)]
+        return self.init_named("", param)
+
+    def init_named(self, name: str, param: Tensor) -> dict[str, Tensor]:
+        if entry_of(self, name, param) is None:
+            shape = grid(whole_matrix(param.shape), self._kind).matrices.shape
+        else:  # the neurons of one matrix after another
+            matrices = matrices_of(self, name, param, takes_complex=True)
+            shape = (sum(map(math.prod, grid(matrices, self._kind).norms)),)
         zeros = torch.zeros(shape, dtype=statistic_dtype(param), device=param.device)
         return {"rms": zeros}  # √V, because squares could overflow
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         units = self.units(buckets)
-        norm = units.norm()
-        size = over_matrices(units, norm, self.stacks)
+        norm = units.over(units.norm(), whole=False, function=_root_of_mean)
+        size = units.over(norm)
         old_rms = [t for bucket in units.buckets for t in bucket.held()["rms"]]
-        rms = torch.cat([t.to(units.home).flatten() for t in old_rms]).to(norm.dtype)
+        spread = [
+            found.spread(t.to(units.home)) for found, t in zip(units.grids, old_rms, strict=True)
+        ]
+        rms = torch.cat(spread).to(norm.dtype)
         betas = [torch.ones_like(norm) * beta for beta in units.each("beta")]
         average = torch.lerp(norm.square(), rms.square(), units.of_first_group(betas))
         rms = torch.where(units.finite(size) & (norm > 0), average.sqrt(), rms)
-        parts = iter(rms.split([t.numel() for t in old_rms]))
+        pairs = zip(units.grids, rms.split([t.numel() for t in spread]), strict=True)
+        parts = iter([found.collect(part) for found, part in pairs])
         for bucket in units.buckets:
             state = bucket.state["rms"]
             state.copy_(TensorList([next(parts).view_as(t) for t in state]))
         normalized = norm / (rms + EPS)
-        limit = normalized * (size / over_matrices(units, normalized, self.stacks))
+        limit = normalized * (size / units.over(normalized))
         limit = torch.where(size == math.inf, torch.zeros_like(limit), limit)
         self.scale(units, norm, [limit] * len(units.groups))
         return buckets
+
+
+def _root_of_mean(norms: Tensor, **dims: Any) -> Tensor:
+    """Return the root of the mean of squared norms."""
+    return norms.square().mean(**dims).sqrt()

@@ -11,9 +11,15 @@ from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, State, TensorList, TensorwiseTransform
 from torchzero_clip.core.bounds import Count, NonNegative
+from torchzero_clip.core.layout_patterns import MatrixLayout
+from torchzero_clip.core.logical_matrices import LogicalMatrices, matrices_of
 from torchzero_clip.core.torch_private import foreach
-from torchzero_clip.modules.matrices.batches import PRODUCTS, in_batches, matrix_shape
-from torchzero_clip.modules.matrices.blocks import Blocks, block_rows, check_blocks, joined
+from torchzero_clip.modules.matrices.batches import (
+    PRODUCTS,
+    apply_to_matrices,
+    changed_matrices,
+    in_batches,
+)
 from torchzero_clip.modules.matrices.newton_schulz import newton_schulz, normalized, schedule_of
 
 
@@ -38,13 +44,11 @@ class Orthogonalize(TensorwiseTransform):
             matrix with a smaller norm gives a smaller result. Default: 0.0.
         scale: The factor of the result for a matrix of shape (A, B): "original" is √max(1, A / B),
             "match_rms_adamw" is 0.2 · √max(A, B), and None is 1. Default: None.
-        stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
-            one matrix of shape (first, rest). None raises an error. With four or more dims, a
-            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
-        blocks: The blocks of rows of fused matrices, such as the heads of a fused QKV weight. The
-            rule orthogonalizes each block separately. A dict maps a name or regular expression to a
-            number of equal blocks, or to the rows of each block. A function of name and tensor
-            returns a number of blocks, the rows of each block, or None. Default: None, no blocks.
+        layout: The matrices in fused weights and stacks. A dict maps a name or pattern, such as
+            "*.qkv", to a layout: a pattern such as "(gate rows) d -> gate rows d, gate=2", or the
+            result of `heads`. A function of name and tensor returns a layout or None. Without a
+            layout, a tensor of four or more dims is one matrix of shape (first, rest), and a tensor
+            of three dims raises an error. Default: None.
 
     Example:
         >>> import torch
@@ -62,8 +66,7 @@ class Orthogonalize(TensorwiseTransform):
     coefficients: str | Sequence[Any] = "quintic"
     eps: NonNegative = 0.0
     scale: Literal["original", "match_rms_adamw"] | None = None
-    stacks: bool | None = None
-    blocks: Blocks = None
+    layout: MatrixLayout = None
 
     reach = "tensor"
     leaves = "own"
@@ -75,36 +78,26 @@ class Orthogonalize(TensorwiseTransform):
             schedule_of(self.coefficients, self.steps)
         except ValueError as error:
             raise ValueError(f"Orthogonalize: {error}") from None
-        check_blocks(self)
 
-    def operations(self, param: Tensor) -> float:
-        count, *sides = matrix_shape(self, param, self.stacks)
-        short, long = sorted(sides)
+    def operations(self, rows: int, columns: int) -> float:
+        short, long = sorted((rows, columns))
         steps = len(schedule_of(self.coefficients, self.steps))
-        return steps * count * short**2 * (4 * long + 2 * short)
+        return steps * short**2 * (4 * long + 2 * short)
+
+    def matrices_of(self, name: str, param: Tensor) -> LogicalMatrices:
+        return matrices_of(self, name, param)
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
-        for bucket in buckets:
-            pairs = zip(bucket.names, bucket.originals, strict=True)
-            bucket.apply(self, rows=[self._rows(name or "", p) for name, p in pairs])
-        return buckets
+        return apply_to_matrices(self, buckets)
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
-        rows = group.get("rows", [self._rows("", t) for t in u])
-        blocks = [self._cut(*pair) for pair in zip(u, rows, strict=True)]
-        pieces = in_batches([piece for pieces in blocks for piece in pieces], self._orthogonal)
-        self._scale(pieces)
-        remaining = iter(pieces)
-        matrices = [joined([next(remaining) for _ in pieces]) for pieces in blocks]
-        return u.copy_(TensorList([x.reshape(t.shape) for x, t in zip(matrices, u, strict=True)]))
+        return changed_matrices(self, u, group, self._changed)
 
-    def _rows(self, name: str, param: Tensor) -> list[int]:
-        """Return the number of rows of each block, for the matrices of a parameter."""
-        return block_rows(self, name, param, matrix_shape(self, param, self.stacks)[1])
-
-    def _cut(self, t: Tensor, rows: list[int]) -> Sequence[Tensor]:
-        """Return the blocks of the matrices of a tensor."""
-        return t.reshape(matrix_shape(self, t, self.stacks)).split(rows, dim=1)
+    def _changed(self, stacks: list[Tensor]) -> list[Tensor]:
+        """Return the results of stacks of matrices."""
+        results = in_batches(stacks, self._orthogonal)
+        self._scale(results)
+        return results
 
     def _orthogonal(self, x: Tensor) -> Tensor:
         """Return the result of the iteration for a batch of matrices."""

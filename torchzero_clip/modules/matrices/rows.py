@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -11,9 +10,10 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, TensorList, TensorwiseTransform, Transform
 from torchzero_clip.core.bounds import Fraction, Within
+from torchzero_clip.core.layout_patterns import MatrixLayout
+from torchzero_clip.core.logical_matrices import LogicalMatrices, matrices_of
 from torchzero_clip.core.stacks import MatrixState
-from torchzero_clip.modules.matrices.batches import PRODUCTS, matrix_shape
-from torchzero_clip.modules.matrices.blocks import Blocks, block_rows, check_blocks
+from torchzero_clip.modules.matrices.batches import PRODUCTS
 
 
 class Rows(TensorwiseTransform):
@@ -36,11 +36,7 @@ class Rows(TensorwiseTransform):
         lines: "shorter" or "rows". With "shorter", as in Dion2, the rule uses columns instead of
             rows if the matrix has more rows than columns. With "rows", as in Dion3 before
             `NeuronNorm`, the rule always uses rows. Default: "shorter".
-        stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
-            one matrix of shape (first, rest). None raises an error. With four or more dims, a
-            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
-        blocks: The blocks of rows of fused matrices, as in `Orthogonalize`. The share applies to
-            each block. Default: None, no blocks.
+        layout: The matrices in fused weights and stacks, as in `Orthogonalize`. Default: None.
 
     Example:
         >>> import torch
@@ -58,8 +54,7 @@ class Rows(TensorwiseTransform):
     tfm: Transform
     error: Live[Fraction] = 0.95
     lines: Literal["shorter", "rows"] = "shorter"
-    stacks: bool | None = None
-    blocks: Blocks = None
+    layout: MatrixLayout = None
 
     batched = True
     impure = PRODUCTS
@@ -70,7 +65,6 @@ class Rows(TensorwiseTransform):
 
     def check(self) -> None:
         super().check()
-        check_blocks(self)
         tfm: Any = self.tfm
         if (
             not isinstance(tfm, TensorwiseTransform)
@@ -79,16 +73,15 @@ class Rows(TensorwiseTransform):
             or tfm.per_group()
             or tfm.keeps_matrices
             or {"param", "grads"} & {*tfm.reads}
-            or getattr(tfm, "blocks", None)
+            or getattr(tfm, "layout", None)
         ):
             raise TypeError(
-                "Rows: tfm must be a rule from a matrix to a matrix that has no state, blocks or "
+                "Rows: tfm must be a rule from a matrix to a matrix that has no state, layout or "
                 f"target, such as Orthogonalize(), got {tfm!r}"
             )
 
-    def rows_of(self, name: str, param: Tensor) -> Sequence[int]:
-        count, rows, _ = matrix_shape(self, param, self.stacks)
-        return block_rows(self, name, param, rows) * count if param.numel() else []
+    def matrices_of(self, name: str, param: Tensor) -> LogicalMatrices | None:
+        return matrices_of(self, name, param) if param.numel() else None
 
     def init_matrix(self, rows: int, columns: int) -> MatrixState:
         return {"momentum": torch.zeros(rows, columns)}
@@ -117,13 +110,12 @@ class Rows(TensorwiseTransform):
         results = self.tfm.update(TensorList(matrices, owned=True), {}, live)
         return torch.stack(list(results)) if lines.dim() > 2 else results.tensors[0]
 
-    def operations(self, param: Tensor) -> float:
+    def operations(self, rows: int, columns: int) -> float:
         assert isinstance(self.tfm, TensorwiseTransform)
-        count, rows, columns = matrix_shape(self, param, self.stacks)
-        dim = self._dim(rows, columns)
         shape = [rows, columns]
+        dim = self._dim(rows, columns)
         shape[dim] = self._count(shape[dim])
-        return count * self.tfm.operations(torch.empty(shape, device="meta"))
+        return self.tfm.operations(*shape)
 
     def _dim(self, rows: int, columns: int) -> int:
         """Return -2 if the rule chooses rows, or -1 if it chooses columns."""

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, TensorwiseTransform
 from torchzero_clip.core.bounds import Count, Positive, Share, Whole, Within
+from torchzero_clip.core.layout_patterns import MatrixLayout
 from torchzero_clip.core.stacks import MatrixState
+from torchzero_clip.core.tensor_kinds import wide
 from torchzero_clip.modules.matrices.batches import PRODUCTS
-from torchzero_clip.modules.matrices.blocks import Blocks, check_blocks
 from torchzero_clip.modules.matrices.eigenbases import (
     SIDES,
     average,
@@ -20,7 +21,7 @@ from torchzero_clip.modules.matrices.eigenbases import (
     eigenvectors,
     gram,
     into,
-    rows_with_bases,
+    matrices_with_bases,
     sides_up_to,
     sorted_after,
 )
@@ -46,11 +47,7 @@ class Shampoo(TensorwiseTransform):
         max_dim: The longest side that is whitened. Default: 10000.
         stagger: If True, parameters renew their eigenvectors in different steps, so that all steps
             take equally long. Default: False.
-        stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
-            one matrix of shape (first, rest). None raises an error. With four or more dims, a
-            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
-        blocks: The blocks of rows of fused matrices, as in `Orthogonalize`. Each block has its own
-            averages. Default: None, no blocks.
+        layout: The matrices in fused weights and stacks, as in `Orthogonalize`. Default: None.
 
     Example:
         >>> import torch
@@ -70,16 +67,11 @@ class Shampoo(TensorwiseTransform):
     every: Count = 10
     max_dim: Whole = 10000
     stagger: bool = False
-    stacks: bool | None = None
-    blocks: Blocks = None
+    layout: MatrixLayout = None
 
     batched = True
-    rows_of = rows_with_bases
+    matrices_of = matrices_with_bases
     impure = PRODUCTS
-
-    def check(self) -> None:
-        super().check()
-        check_blocks(self)
 
     def init_matrix(self, rows: int, columns: int) -> MatrixState:
         state = {"step": torch.zeros(1), "exp_avg": torch.zeros(rows, columns)}
@@ -117,5 +109,7 @@ class Shampoo(TensorwiseTransform):
         for side, dim in SIDES.items():
             if side in state:
                 values = state[f"{side}_values"].clamp(min=0) + group["eps"]
-                m = m.mul_((values ** -group["exponent"]).unsqueeze(-3 - dim))
+                # torch's pow in float32 depends on the place of an element in its tensor
+                roots = values.to(wide(values.device)) ** -group["exponent"]
+                m = m.mul_(roots.to(m.dtype).unsqueeze(-3 - dim))
         return back(m, state)

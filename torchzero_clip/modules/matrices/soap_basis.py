@@ -9,15 +9,15 @@ from torch import Tensor
 
 from torchzero_clip.core import Group, Live, TensorwiseTransform
 from torchzero_clip.core.bounds import Count, Share, Whole
+from torchzero_clip.core.layout_patterns import MatrixLayout
 from torchzero_clip.core.stacks import MatrixState
 from torchzero_clip.modules.matrices.batches import PRODUCTS
-from torchzero_clip.modules.matrices.blocks import Blocks, check_blocks
 from torchzero_clip.modules.matrices.eigenbases import (
     SIDES,
     average,
     eigenvectors,
     gram,
-    rows_with_bases,
+    matrices_with_bases,
     sides_up_to,
     sorted_after,
     sorted_before,
@@ -48,11 +48,7 @@ class SOAPBasis(TensorwiseTransform):
         max_dim: The longest side that has a basis. A longer side is not rotated. Default: 10000.
         stagger: If True, different parameters renew their bases in different steps, so that all
             steps take equally long. Default: False.
-        stacks: How to treat a tensor with three dims. True means a stack of matrices. False means
-            one matrix of shape (first, rest). None raises an error. With four or more dims, a
-            tensor is one matrix of shape (first, rest), and True raises an error. Default: None.
-        blocks: The blocks of rows of fused matrices, as in `Orthogonalize`. Each block has its own
-            bases. Default: None, no blocks.
+        layout: The matrices in fused weights and stacks, as in `Orthogonalize`. Default: None.
 
     Example:
         >>> import torch
@@ -70,17 +66,12 @@ class SOAPBasis(TensorwiseTransform):
     first: Literal["skip", "step", "use"] = "skip"
     max_dim: Whole = 10000
     stagger: bool = False
-    stacks: bool | None = None
-    blocks: Blocks = None
+    layout: MatrixLayout = None
 
     borrows = (("beta", "betas", 1),)
     batched = True
-    rows_of = rows_with_bases
+    matrices_of = matrices_with_bases
     impure = PRODUCTS
-
-    def check(self) -> None:
-        super().check()
-        check_blocks(self)
 
     def is_due(self, step: int) -> bool:
         return super().is_due(step + (self.first == "use"))

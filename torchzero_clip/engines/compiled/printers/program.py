@@ -194,6 +194,8 @@ class Launch:
         for i in positions:
             vectors = [self._element(vector, k, i) for k, vector in enumerate(self.vectors)]
             tensors = [torch.atleast_1d(buffer.tensors[i]) for buffer in self.buffers]
+            if self.rows is not None and self.rows.views:
+                tensors = [t.view(self.rows.views[i]) for t in tensors]
             computed = self.program.computed(
                 {
                     "buffer": tensors,
