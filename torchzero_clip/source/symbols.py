@@ -16,7 +16,7 @@ Names = Callable[["Value"], str]
 """A function that returns the text of an operand."""
 Write = Callable[[Names], str]
 """A function that returns the text of an operation."""
-ATOM, UNARY, PRODUCT, SUM, SHIFT, AND, OR, COMPARE = range(16, 0, -2)
+ATOM, UNARY, PRODUCT, SUM, AND, OR, COMPARE = range(14, 0, -2)
 """Precedences of Python's operators: a higher number binds more tightly."""
 BINARY = {
     "add": ("+", SUM),
