@@ -132,7 +132,9 @@ def test_a_product_is_that_of_each_expert() -> None:
     assert torch.equal(fused, torch.stack(separate))
 
 
-@pytest.mark.parametrize("name", ["muon", "normuon", "muoneq", "dion2", "dion3", "scion", "soap"])
+@pytest.mark.parametrize(
+    "name", ["muon", "normuon", "muoneq", "dion2", "dion3", "scion", "soap", "shampoo"]
+)
 def test_named_methods_give_their_layout_to_every_rule(name: str) -> None:
     layout = {"w*": "(gate rows) d -> gate rows d, gate=2"}
     rules = [tfm for tfm in named(name, layout=layout).walk() if hasattr(tfm, "layout")]

@@ -415,6 +415,7 @@ def shampoo(
     precondition_frequency: int = 10,
     max_preconditioner_dim: int = 10000,
     grafting_epsilon: float = 1e-8,
+    layout: MatrixLayout = None,
 ) -> Chain:
     """Run Shampoo with the norm of Adam's step. For matrices only.
 
@@ -429,7 +430,11 @@ def shampoo(
         optimizer", arXiv 2309.06497; facebookresearch/optimizers.
     """
     direction = Shampoo(
-        betas, epsilon, every=precondition_frequency, max_dim=max_preconditioner_dim
+        betas,
+        epsilon,
+        every=precondition_frequency,
+        max_dim=max_preconditioner_dim,
+        layout=layout,
     )
     step = Graft(Adam(betas, grafting_epsilon), direction)
     return Chain(step, WeightDecay(weight_decay), LR(lr))

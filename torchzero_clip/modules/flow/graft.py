@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from torchzero_clip.core import (
     Bucket,
@@ -17,6 +18,9 @@ from torchzero_clip.core import (
     send,
     transformed,
 )
+from torchzero_clip.core.layout_patterns import MatrixLayout
+from torchzero_clip.core.logical_matrices import Grid
+from torchzero_clip.modules.flow.layout_inside import grid_of_matrices, layout_inside
 from torchzero_clip.modules.flow.masked import check_keeps, check_outer
 
 
@@ -36,7 +40,8 @@ class Graft(NormRule):
         ord: The norm to measure: a number such as 2, or a name such as "l1", "linf", "rms", "std"
             or "mad". Default: 2.
         dim: The elements that share one norm, with the same choices as in `ClipNorm`.
-            Default: None, one norm per tensor.
+            Default: None, one norm per tensor. If a rule inside has a `layout`, None means one norm
+            per matrix, and `ord` must be 2.
         inverse_dims: If True, a slice covers all dims except the dims in `dim`. Default: False.
         min_size: Tensors or slices with fewer elements than `min_size` keep the norm of d.
             Default: 1.
@@ -73,6 +78,23 @@ class Graft(NormRule):
             if not isinstance(tfm, Transform):
                 raise TypeError(f"Graft: {name} must be a Transform, got {tfm!r}")
             check_keeps(self, name, tfm)
+        if self.dim is None and self.layout is not None and self.ord not in (2, "l2"):
+            raise ValueError(
+                "Graft: ord must be 2 if a rule inside has a layout, because each matrix has a "
+                f"norm, got {self.ord!r}"
+            )
+
+    @property
+    def layout(self) -> MatrixLayout:
+        """The layout of the first rule inside that has a layout."""
+        return layout_inside(self.direction_of, self.norm_of)
+
+    @property
+    def scope(self) -> Scope:
+        return () if self.dim is None and self.layout is not None else self.dim
+
+    def grid(self, name: str, param: Tensor) -> Grid | None:
+        return grid_of_matrices(self, name, param) if self.dim is None else None
 
     def children(self) -> Iterator[tuple[str | None, Description]]:
         yield "norm_of", self.norm_of
@@ -91,8 +113,11 @@ class Graft(NormRule):
             for link in buckets[0].bound.children
         ]
         size = units.norms_of(sizes)
+        norm = units.norms_of(directions)
+        if units.division.lengths is not None:
+            size = units.over(size, whole=False)
+            norm = units.over(norm, whole=False)
         # an infinite limit would not scale d, and so would hide the broken norm
         size = torch.where(torch.isinf(size), math.nan, size)
-        norm = units.norms_of(directions)
         self.scale(units, norm, [size] * len(units.groups), directions)
         return buckets

@@ -9,13 +9,8 @@ from torch import Tensor
 
 from torchzero_clip.core import Bucket, NormRule, Scope, Transform, prepare, transformed
 from torchzero_clip.core.layout_patterns import MatrixLayout
-from torchzero_clip.core.logical_matrices import (
-    Grid,
-    entry_of,
-    grid_of,
-    matrices_of,
-    whole_matrix,
-)
+from torchzero_clip.core.logical_matrices import Grid
+from torchzero_clip.modules.flow.layout_inside import grid_of_matrices, layout_inside
 from torchzero_clip.modules.flow.masked import check_inner, check_keeps
 
 
@@ -70,20 +65,14 @@ class Steepest(NormRule):
     @property
     def layout(self) -> MatrixLayout:
         """The layout of the first rule inside that has a layout."""
-        inside = self.tfm.walk() if isinstance(self.tfm, Transform) else ()
-        layouts: list[MatrixLayout] = [getattr(tfm, "layout", None) for tfm in inside]
-        return next((x for x in layouts if x is not None), None)
+        return layout_inside(self.tfm)
 
     @property
     def scope(self) -> Scope:
         return () if self.dim is None and self.layout is not None else self.dim
 
     def grid(self, name: str, param: Tensor) -> Grid | None:
-        if self.dim is not None:
-            return None
-        if param.dim() < 2 and entry_of(self, name, param) is None:
-            return grid_of(whole_matrix(param.shape), "matrix", param)
-        return grid_of(matrices_of(self, name, param, takes_complex=True), "matrix", param)
+        return grid_of_matrices(self, name, param) if self.dim is None else None
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         return prepare(buckets)
