@@ -272,7 +272,7 @@ def test_mistakes_are_sentences():
     params = model()
     give(params, 0)
     with pytest.raises(
-        ValueError, match=r"Number: init_matrix returns a 0-dim tensor for 'left': give it"
+        ValueError, match=r"Number: init_matrix must return .* a 0-dim tensor for 'left'"
     ):
         Modular(params.values(), Number(), LR(0.1)).step()
     with pytest.raises(TypeError, match="Both must not define both init and init_matrix"):
@@ -284,7 +284,9 @@ def test_mistakes_are_sentences():
     state = opt.state_dict()
     state["state"][0]["Whiten/left"] = torch.zeros(2, 2)
     opt.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"has shape \(2, 2\), but the matrix needs \(3, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"has shape \(2, 2\), but the matrix needs state of shape \(3, 3\)"
+    ):
         opt.step()
     state["state"][0]["Whiten/middle"] = torch.zeros(2, 2)
     with pytest.raises(ValueError, match=r"\['Whiten/middle'\] for parameter 0, but no transform"):

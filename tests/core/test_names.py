@@ -15,7 +15,9 @@ def test_a_name_comes_before_patterns_and_the_first_pattern_that_is_found_is_tak
 
 
 def test_a_pattern_that_is_none_is_a_sentence_with_the_reason() -> None:
-    with pytest.raises(ValueError, match=r"Orthogonalize: the keys of blocks .*'\(' is neither: "):
+    with pytest.raises(
+        ValueError, match=r"Orthogonalize: the keys of blocks .*The key '\(' is invalid: "
+    ):
         Orthogonalize(blocks={"(": 2})
 
 

@@ -197,7 +197,9 @@ def test_a_model_that_becomes_double_half_way_is_a_sentence_and_nothing_moves() 
         p.data, p.grad = p.data.double(), None
     give(params)
     before = [p.detach().clone() for p in params]
-    with pytest.raises(TypeError, match=r"parameter 0 of group 0 has dtype torch.float64, .*clear\(\)"):
+    with pytest.raises(
+        TypeError, match=r"parameter 0 of group 0 has dtype torch.float64, .*clear\(\)"
+    ):
         opt.step()
     assert all(map(torch.equal, params, before))
     opt.state.clear()

@@ -107,7 +107,7 @@ class TwiceNormalized(Normalize):
             [Normalize(0.5), ClipNorm(1.0, dim=-1), LR(0.1)],
             "ClipNorm with the limit 1 never clips: after Normalize,",
         ),
-        ([Normalize(dim="global"), ClipNorm(1.0), LR(0.1)], "norms are at most 1: remove one"),
+        ([Normalize(dim="global"), ClipNorm(1.0), LR(0.1)], "norms are at most 1: remove ClipNorm"),
         (
             [Normalize(dim="global"), ClipValue(1.0), LR(0.1)],
             "ClipValue with the limit 1 never clips",
@@ -173,8 +173,8 @@ def test_a_limit_of_zero_warns_in_front_of_other_optimizers_as_well():
 @at_once(
     "chain, sentence",
     [
-        ([Adam(), LR(0.1), ClipNorm(1.0)], "ClipNorm comes after LR, so it limits the step"),
-        ([LR(0.1), AGC()], "AGC comes after LR, so it limits the step instead of the gradient."),
+        ([Adam(), LR(0.1), ClipNorm(1.0)], "ClipNorm comes after LR, so ClipNorm limits the step"),
+        ([LR(0.1), AGC()], "AGC comes after LR, so AGC limits the step instead of the gradient."),
         ([WeightDecay(0.1), Adam(), LR(0.1)], "WeightDecay before Adam is L2 regularization"),
         ([Adam(), LR(0.1), WeightDecay(1e-5)], "removes the fraction 1e-05 of every weight."),
         (
@@ -226,7 +226,7 @@ def test_explain_names_a_mask_that_chooses_nothing():
     model = nn.Linear(8, 4)
     decay = Masked(WeightDecay(0.1), lambda name, p: "wieght" in name)
     text = head(Modular(model.named_parameters(), Adam(), decay, LR(0.1)))
-    assert text == "Masked has no effect: where selects none of the 2 parameters."
+    assert text == "Masked has no effect: where= selects none of the 2 parameters."
     decay = Masked(WeightDecay(0.1), lambda name, p: "weight" in name)
     assert "none" not in head(Modular(model.named_parameters(), Adam(), decay, LR(0.1)))
 
@@ -245,12 +245,12 @@ def test_blocks_of_a_name_that_no_parameter_has_warn_with_the_nearest(cut):
     model = nn.ModuleDict({"qkv": nn.Linear(4, 6, bias=False)})
     named = list(model.named_parameters())
     assert warned(cut({"qkv": 3}), LR(0.1), params=named) == []
-    said = "blocks has 'qvk', but no parameter has this in its name"
+    said = "blocks= has the key 'qvk', but no name of a parameter contains 'qvk'"
     (words,) = warned(cut({"qkv": 3, "qvk": 3}), LR(0.1), params=named)
     assert words.endswith(f"{said}: did you mean 'qkv'?")
     (words,) = warned(cut({"qvk": 3}), LR(0.1), params=list(model.parameters()))
     assert words.endswith(f"{said}: pass model.named_parameters()")
-    with pytest.warns(UserWarning, match="blocks has"):
+    with pytest.warns(UserWarning, match="blocks= has"):
         opt = Modular(named, cut({"qvk": 3}), LR(0.1))
     assert f"{said}." in head(opt)
 

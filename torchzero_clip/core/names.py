@@ -22,8 +22,8 @@ def check_patterns(rule: Any, field: str) -> None:
             re.compile(key)
         except (TypeError, re.error) as error:
             raise ValueError(
-                f"{type(rule).__name__}: the keys of {field} must be names or regular expressions, "
-                f"got {mapping!r}, where {key!r} is not valid: {error}"
+                f"{type(rule).__name__}: the keys of {field} must be names or regular "
+                f"expressions, got {mapping!r}. The key {key!r} is invalid: {error}"
             ) from None
 
 

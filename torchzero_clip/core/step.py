@@ -218,7 +218,7 @@ class Step:
         if self.loss is None:
             raise RuntimeError(
                 f"{path} needs the loss of each step: call opt.report(loss=loss) before "
-                "opt.step(), or pass step a closure that returns the loss"
+                "opt.step(), or call opt.step(closure) with a closure that returns the loss"
             )
         if self._mean_loss is None:
             self._mean_loss = torch.as_tensor(self.loss, dtype=wide(device), device=device)

@@ -78,7 +78,7 @@ def _no_rate(optimizer: ChainRunner) -> Iterator[Remark]:
     more = "Schedulers also need an lr"
     if flow.masks:
         outside = f" for parameters outside {flow.masks[0].path}"
-        more = "To scale the updates of some parameters only, use Scale(...)"
+        more = "To scale only the updates of certain parameters, use Scale(...)"
     yield Remark(
         f"the chain has no learning rate{outside}, so updates are subtracted without scaling",
         f"add LR(...) at the end of {optimizer.chain!r}, or LR(1.0) for no scaling. {more}",
@@ -134,7 +134,8 @@ def _misplaced_links(optimizer: ChainRunner) -> Iterator[Remark]:
             if before.rate is not None:
                 rate = before.rate.path
                 yield Remark(
-                    f"{link.path} comes after {rate}, so it limits the step instead of the gradient"
+                    f"{link.path} comes after {rate}, so {link.path} limits the step instead "
+                    "of the gradient"
                 )
             before.clip = before.clip or link
         elif isinstance(rule, Smoothing):
@@ -243,7 +244,9 @@ def _clips_without_effect(optimizer: ChainRunner) -> Iterator[Remark]:
         yield Remark(
             f"{clip.path} with the limit {limit:g} never clips: after {bound.link.path}, "
             f"{bound.noun} are at most {bound.limit:g}",
-            f"remove one of them, or put {clip.path} first" if bound.exact else "",
+            f"remove {clip.path}, or put {clip.path} before {bound.link.path}"
+            if bound.exact
+            else "",
         )
 
 
@@ -275,9 +278,14 @@ def _unknown_blocks(optimizer: ChainRunner) -> Iterator[Remark]:
             if any([by_name({key: 0}, name) for name in names]):
                 continue
             near = nearest(key, [part for name in names for part in name.split(".")])
-            remedy = "give a part of a name" if names else "pass model.named_parameters()"
+            remedy = (
+                "use a part of a parameter name as the key"
+                if names
+                else "pass model.named_parameters()"
+            )
             yield Remark(
-                f"{link.path}: blocks has {key!r}, but no parameter has this in its name",
+                f"{link.path}: blocks= has the key {key!r}, but no name of a parameter "
+                f"contains {key!r}",
                 f"did you mean {near!r}?" if near else remedy,
             )
 
@@ -328,7 +336,8 @@ def warn_of_lost_updates(optimizer: ChainRunner) -> None:
         WARNED.add("lost updates")
         warn(
             "parameters are in half precision, so small updates are lost in rounding. Pass "
-            "rounding='exact' (keeps float32 weights, 2 more bytes per bfloat16 parameter), "
-            "'kahan' (2 more bytes) or 'stochastic' (no more bytes). Pass rounding='nearest' to "
-            "accept the loss, which metrics() reports as rounding/lost"
+            "rounding='exact', 'kahan' or 'stochastic' to keep small updates. 'exact' and "
+            "'kahan' need 2 additional bytes per bfloat16 parameter, and 'stochastic' needs "
+            "no additional memory. Pass rounding='nearest' to accept the lost updates, which "
+            "metrics() reports as rounding/lost"
         )

@@ -35,24 +35,26 @@ def check_shape(rule: Transform, t: Tensor, stacks: bool | None) -> None:
         raise ValueError(
             f"{name}: a tensor of shape {tuple(t.shape)} may be a stack of matrices or one "
             f"matrix. Write {name}(stacks=True) for {t.shape[0]} matrices of {t.shape[1]} x "
-            f"{t.shape[2]}, or stacks=False for one of {t.shape[0]} x {t.shape[1] * t.shape[2]}"
+            f"{t.shape[2]}, or {name}(stacks=False) for one matrix of {t.shape[0]} x "
+            f"{t.shape[1] * t.shape[2]}"
         )
     if t.dim() > 3 and stacks:
         *outer, rows, columns = t.shape
         stack = (math.prod(outer), rows, columns)
         raise ValueError(
             f"{name}: with stacks=True a tensor must have at most 3 dims, got shape "
-            f"{tuple(t.shape)}. Make a parameter of shape {stack} for {stack[0]} matrices of "
-            f"{rows} x {columns}, or give it to {name}(stacks=False) for one matrix of "
-            f"{t.shape[0]} x {math.prod(t.shape[1:])}, for example in a Partition."
+            f"{tuple(t.shape)}. For {stack[0]} matrices of {rows} x {columns}, use a "
+            f"parameter of shape {stack}. For one matrix of {t.shape[0]} x "
+            f"{math.prod(t.shape[1:])}, use {name}(stacks=False), for example in a Partition"
         )
 
 
 def _refuse(rule: Transform, t: Tensor) -> NoReturn:
     """Raise ValueError because a tensor is not a matrix of real numbers."""
     raise ValueError(
-        f"{type(rule).__name__} needs real matrices, got shape {tuple(t.shape)} and {t.dtype}: "
-        "give other parameters to another rule, with Partition or a second optimizer"
+        f"{type(rule).__name__} needs real matrices, got shape {tuple(t.shape)} and "
+        f"{t.dtype}: use Partition or a second optimizer to give this parameter a transform "
+        "that is not for matrices"
     )
 
 

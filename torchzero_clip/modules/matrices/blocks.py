@@ -27,8 +27,8 @@ def check_blocks(rule: Any) -> None:
         check_patterns(rule, "blocks")
     elif rule.blocks is not None and not callable(rule.blocks):
         raise TypeError(
-            f"{type(rule).__name__}: blocks must be a dict of name or regular expression and rows, "
-            f"or a function of name and tensor, got {rule.blocks!r}"
+            f"{type(rule).__name__}: blocks= must be a dict from names or regular expressions "
+            f"to numbers of rows, or a function of a name and a tensor, got {rule.blocks!r}"
         )
 
 
@@ -44,8 +44,8 @@ def block_rows(rule: Any, name: str, t: Tensor, rows: int) -> list[int]:
     sizes = [rows // count] * count if isinstance(count, int) and count > 0 else count
     if not is_row(sizes) or sum(sizes) != rows:
         raise ValueError(
-            f"{type(rule).__name__}: blocks gave {cuts!r} for {name!r} of {rows} rows: it must be "
-            "a number that divides them, the rows of each block, or None"
+            f"{type(rule).__name__}: blocks= must give None or a number of rows per block "
+            f"that divides the {rows} rows of {name!r}, got {cuts!r}"
         )
     return list(sizes)
 

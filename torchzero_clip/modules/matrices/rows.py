@@ -82,8 +82,8 @@ class Rows(TensorwiseTransform):
             or getattr(tfm, "blocks", None)
         ):
             raise TypeError(
-                "Rows: tfm must be a rule from a matrix to a matrix that has no state, blocks or "
-                f"target, such as Orthogonalize(), got {tfm!r}"
+                "Rows: tfm= must be a transform of matrices without state, blocks= or "
+                f"target=, such as Orthogonalize(), got {tfm!r}"
             )
 
     def rows_of(self, name: str, param: Tensor) -> Sequence[int]:
