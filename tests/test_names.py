@@ -120,7 +120,8 @@ def test_equal_links_have_one_hash_copied_and_pickled_too():
 def test_momentum_of_one_and_above_is_that_of_torch_with_a_warning(momentum):
     ours, theirs = param(0.0), param(0.0)
     with pytest.warns(
-        UserWarning, match=f"momentum should be below 1, .* got {momentum}: the sum"
+        UserWarning,
+        match=f"momentum should be below 1, .* got {momentum}. With this momentum, the sum",
     ) as said:
         opt = Modular([ours], Momentum(momentum), LR(0.1))
     assert {warning.category for warning in said} == {UserWarning}

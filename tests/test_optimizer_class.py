@@ -150,7 +150,7 @@ def test_what_makes_no_class_is_a_sentence():
         optimizer_class()
     with pytest.raises(
         TypeError,
-        match=r"there is no argument 'lr'; .* Pass hyperparameters to their transforms",
+        match=r"there is no argument 'lr'; .* Pass hyperparameters to the transforms",
     ):
         optimizer_class(Adam(), lr=1e-3)
     with pytest.raises(TypeError, match="a chain must contain only transforms"):

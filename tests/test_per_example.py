@@ -81,7 +81,7 @@ def test_it_is_what_a_loop_over_the_examples_gives(rule: str, chunk: int | None)
 
 @pytest.mark.parametrize("rule", [ClipNormGrowth(), ClipValue(1.0), "ClipNorm", ClipNorm])
 def test_a_rule_with_a_memory_or_without_norms_is_refused_in_a_sentence(rule: object) -> None:
-    with pytest.raises(TypeError, match="per_example_clip: rule must be a transform that clips"):
+    with pytest.raises(TypeError, match="per_example_clip: rule= must be a transform that clips"):
         per_example_clip(linear, {"w": torch.ones(3)}, EXAMPLES, rule)
 
 
@@ -96,7 +96,7 @@ def test_parameters_without_names_are_an_error() -> None:
 
 @pytest.mark.parametrize("batch", [(EXAMPLES, EXAMPLES[:2]), torch.tensor(1.0), (), EXAMPLES[:0]])
 def test_a_batch_whose_tensors_do_not_agree_is_refused_in_a_sentence(batch: object) -> None:
-    with pytest.raises(ValueError, match="per_example_clip: all tensors of batch must"):
+    with pytest.raises(ValueError, match="per_example_clip: all tensors of batch= must"):
         per_example_clip(linear, {"w": torch.ones(3)}, batch, ClipNorm(1.0))
 
 

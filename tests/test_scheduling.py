@@ -445,7 +445,7 @@ def one(step: int) -> float:
         ("max_norm", lambda step: -1.0, "ClipNorm: max_norm must be a number at least 0, got -1.0"),
         ("max_norm", 3.0, "must be a function of the step, .* got 3.0"),
         ("max_norm", [one, one], "2 functions for 1 parameter groups"),
-        ("max_norm", None, "exactly one of value and scheduler"),
+        ("max_norm", None, "exactly one of value= and scheduler="),
         ("tag", one, "tag must be a number, .* is 'encoder'"),
     ],
 )
@@ -474,12 +474,12 @@ def test_the_other_mistakes() -> None:
     with pytest.raises(TypeError, match=r"eps\[0\] must be a number"):
         schedule(opt, "eps", one, index=0)
     with pytest.raises(
-        TypeError, match=r"a function that returns a torch scheduler, but it returned 1\.0"
+        TypeError, match=r"scheduler must return a torch scheduler, but returned 1\.0"
     ):
         schedule(opt, "eps", scheduler=lambda o: 1.0)
     with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got Linear"):
         schedule(torch.nn.Linear(1, 1), "eps", one)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="exactly one of value and scheduler"):
+    with pytest.raises(TypeError, match="exactly one of value= and scheduler="):
         schedule(opt, "eps", one, scheduler=lr_scheduler.ExponentialLR)
     adam = torch.optim.Adam(network().parameters())
     with pytest.raises(ValueError, match="did you mean 'weight_decay'"):

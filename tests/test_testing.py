@@ -167,10 +167,10 @@ def test_a_live_value_that_changes_nothing_is_reported():
     with pytest.raises(AssertionError) as error:
         check_pure(ClipNorm(1.0), Helped(), LR(0.1))
     assert str(error.value) == (
-        "Helped: the hyperparameter 'gain' has no effect: steps with 2.0, 1.0, 4.0, 1.02, 0.5, "
-        "0.001, 1000.0 and 0.0 are equal. The class must read group['gain']. If it does, pass "
-        "shapes= of parameters that it changes, or pass idle=['gain'] if this chain does not use "
-        "gain"
+        "Helped: the hyperparameter 'gain' has no effect: steps with 2.0, 1.0, 4.0, 1.02, "
+        "0.5, 0.001, 1000.0 and 0.0 are equal. The class must read group['gain']. If the "
+        "class uses gain only for certain parameters, pass shapes= of such parameters. If this "
+        "chain does not use gain, pass idle=['gain']"
     )
 
 
@@ -183,7 +183,7 @@ def test_one_that_a_chain_does_not_use_is_named_by_who_calls():
     with pytest.raises(AssertionError, match=r"Half/used' has no effect: .* group\['used'\]"):
         check_pure(Half(), Masked(Half(), is_head), LR(0.1), idle=["Half/unused"])
     with pytest.raises(
-        ValueError, match=r"idle must contain only .* got 'unsued': did you mean 'unused'"
+        ValueError, match=r"idle= must contain only .* got 'unsued': did you mean 'unused'"
     ):
         check_pure(Half(), LR(0.1), idle=["unsued"])
 

@@ -310,8 +310,8 @@ def _warn_of_none() -> None:
     if not torch.compiler.is_compiling():
         warn(
             "no parameter has a gradient, so nothing was clipped: call this function after "
-            "backward() and before step(), with parameters, not with gradients or an exhausted "
-            "iterator",
+            "backward() and before step(). Pass parameters, not gradients, and do not pass "
+            "an exhausted iterator",
         )
 
 

@@ -100,7 +100,7 @@ def _values(
     """Return the group values of each parameter. The first rule that sets a value wins."""
     if not isinstance(rules, Mapping):
         raise TypeError(
-            "groups: rules must be a dict from patterns to values, such as "
+            "groups: rules= must be a dict from patterns to values, such as "
             f"{{'head.*': {{'lr': 1e-4}}}}, got {rules!r}"
         )
     pairs = [(_matched(pattern, model), _checked(pattern, x)) for pattern, x in rules.items()]
@@ -113,8 +113,9 @@ def _values(
         wins = any([values[name][key] == x for name in names for key, x in settings.items()])
         if settings and not wins:
             raise ValueError(
-                f"groups: the pattern {pattern!r} has no effect. The first matching pattern sets "
-                "each value, and vectors and biases have no weight decay unless decay_vectors=True"
+                f"groups: the pattern {pattern!r} has no effect: put this pattern before the "
+                "patterns that match the same parameters. To apply weight decay to vectors "
+                "and biases, pass decay_vectors=True"
             )
     return values
 
@@ -204,8 +205,9 @@ def _scales(model: nn.Module, decay: float, layers: Sequence[str] | None) -> dic
         depths[place] = depth
     if depth < 1:
         raise ValueError(
-            "groups: layer_decay found only one layer in this model: pass patterns of the layers "
-            "from first to last, such as layers=['embed.*', 'body.*', 'head.*']"
+            "groups: layer_decay found only one layer in this model: pass one pattern per "
+            "layer, from the first layer to the last layer, such as layers=['embed.*', "
+            "'body.*', 'head.*']"
         )
     return {name: decay ** (depth - depths[place]) for name, place in places.items()}
 
@@ -219,7 +221,7 @@ def _by_patterns(model: nn.Module, layers: Sequence[str]) -> Callable[[str], Lay
             if name in names:
                 return (i,)
         raise ValueError(
-            f"groups: layers must match all parameters, but {list(layers)!r} does not match "
+            f"groups: layers= must match all parameters, but {list(layers)!r} does not match "
             f"{name!r}"
         )
 

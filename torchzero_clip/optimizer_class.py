@@ -56,8 +56,8 @@ def optimizer_class(
     if unknown := options.keys() - OPTIONS:
         raise TypeError(
             f"optimizer_class: there is no argument {min(unknown)!r}; the arguments are "
-            f"transforms, name and {list(OPTIONS)}. Pass hyperparameters to their transforms: they "
-            "become arguments of the new class"
+            f"transforms, name= and {list(OPTIONS)}. Pass hyperparameters to the transforms: "
+            "the new class accepts these hyperparameters as arguments"
         )
     if not transforms:
         raise ValueError(

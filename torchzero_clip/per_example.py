@@ -122,8 +122,8 @@ def _by_layer(rule: Any) -> NormRule:
     """
     if not isinstance(rule, NormRule) or rule.init_unit() or type(rule).init is not Transform.init:
         raise TypeError(
-            "per_example_clip: rule must be a transform that clips norms and keeps no state, such "
-            f'as ClipNorm(1.0, dim="global"), got {rule!r}'
+            "per_example_clip: rule= must be a transform that clips norms and keeps no "
+            f'state, such as ClipNorm(1.0, dim="global"), got {rule!r}'
         )
     dim = {"dim": "layer"} if rule.scope in ("global", "group") else {}
     changed: NormRule = rule.with_values({"target": "grad", **dim})
@@ -136,7 +136,7 @@ def _number_of_examples(inputs: tuple[Any, ...]) -> int:
     if len(sizes) != 1 or 0 in sizes:
         shapes = [tuple(x.shape) if isinstance(x, Tensor) else type(x) for x in inputs]
         raise ValueError(
-            "per_example_clip: all tensors of batch must have the same first dim, the number of "
-            f"examples, got the shapes {shapes}"
+            "per_example_clip: all tensors of batch= must have the same size in the first "
+            f"dim, the number of examples, got the shapes {shapes}"
         )
     return sizes.pop()

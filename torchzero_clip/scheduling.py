@@ -63,8 +63,9 @@ def schedule(
         raise TypeError(f"schedule: optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
     if (value is None) == (scheduler is None):
         raise TypeError(
-            "schedule: pass exactly one of value and scheduler. value is a function of the step or "
-            "a class from torch.optim.lr_scheduler; scheduler is a function of an optimizer"
+            "schedule: pass exactly one of value= and scheduler=. Pass value= for a function "
+            "of the step or a class from torch.optim.lr_scheduler. Pass scheduler= for a "
+            "function of an optimizer"
         )
     function = value.func if isinstance(value, functools.partial) else value
     if isinstance(function, type) and issubclass(function, LRScheduler):
@@ -101,7 +102,7 @@ class Schedule:
             self._scheduler = scheduler(self._stand_in)
         if not hasattr(self._scheduler, "step"):
             raise TypeError(
-                "schedule: scheduler must be a function that returns a torch scheduler, but it "
+                "schedule: the function scheduler must return a torch scheduler, but "
                 f"returned {self._scheduler!r}"
             )
         self._write([group["lr"] for group in self._stand_in.param_groups])
@@ -154,7 +155,10 @@ class Schedule:
         """Return the value of the key in each group. Such a value may be a tuple."""
         for i, group in enumerate(self.optimizer.param_groups):
             if self.key not in group:
-                raise ValueError(f"schedule: parameter group {i} has no key {self.key!r}: add it")
+                raise ValueError(
+                    f"schedule: parameter group {i} has no key {self.key!r}: add the key "
+                    f"{self.key!r} to this group"
+                )
         return [group[self.key] for group in self.optimizer.param_groups]
 
     def _read(self) -> list[Any]:
@@ -189,8 +193,8 @@ class Schedule:
         numbers = scheduled if isinstance(scheduled, (tuple, list)) else [scheduled]
         if not all(map(_is_number, numbers)):
             raise TypeError(
-                f"schedule: {place} must be a number, a tensor with one element, or a tuple of "
-                f"such values, but {self.key!r} is {value!r}"
+                f"schedule: {place} must be a number, a tensor with one element, or a tuple "
+                f"of numbers, but {self.key!r} is {value!r}"
             )
 
 
@@ -238,8 +242,8 @@ class _FunctionScheduler:
         self.functions = [functions] if self.follows else functions
         if not (is_row(self.functions) and all(map(callable, self.functions))):
             raise TypeError(
-                "schedule: value must be a function of the step, a list of such functions, or a "
-                f"scheduler class from torch.optim.lr_scheduler, got {functions!r}"
+                "schedule: value= must be a function of the step, a list of such functions, "
+                f"or a scheduler class from torch.optim.lr_scheduler, got {functions!r}"
             )
         if not self.follows and len(self.functions) != len(self.groups):
             raise ValueError(
@@ -270,9 +274,9 @@ class _FunctionScheduler:
             if value >= max(0.1, 30 * first):
                 warn(
                     f"schedule: the function for {self.key!r} returned {value} at step "
-                    f"{self.count}, but the parameter group had {first}: the function must return "
-                    "the new value, not a factor. For factors, pass partial(LambdaLR, "
-                    "lr_lambda=...)",
+                    f"{self.count}, but the parameter group had {first}: the function must "
+                    "return the new value, not a factor. To use factors, pass "
+                    "partial(LambdaLR, lr_lambda=...)",
                 )
                 self.first_rates = []
                 return

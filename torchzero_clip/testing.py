@@ -82,8 +82,8 @@ def _check_effects(transforms: Sequence[Transform], shapes: Shapes, idle: Collec
     for key in idle:
         if key not in keys.defaults:
             raise ValueError(
-                f"check_pure: idle must contain only hyperparameters of this chain, which are "
-                f"{list(keys.defaults)}, got {key!r}{hint(key, keys.defaults)}"
+                "check_pure: idle= must contain only hyperparameters of this chain, which "
+                f"are {list(keys.defaults)}, got {key!r}{hint(key, keys.defaults)}"
             )
     usual = list(_steps(transforms, shapes, {}))
     for link in keys.links:
@@ -96,9 +96,10 @@ def _check_effects(transforms: Sequence[Transform], shapes: Shapes, idle: Collec
             *others, last = map(repr, [value, *tried])
             raise AssertionError(
                 f"{link.path}: the hyperparameter {key!r} has no effect: steps with "
-                f"{', '.join(others)} and {last} are equal. The class must read group[{name!r}]. "
-                "If it does, pass shapes= of parameters that it changes, or pass "
-                f"idle=[{key!r}] if this chain does not use {name}"
+                f"{', '.join(others)} and {last} are equal. The class must read "
+                f"group[{name!r}]. If the class uses {name} only for certain parameters, pass "
+                f"shapes= of such parameters. If this chain does not use {name}, pass "
+                f"idle=[{key!r}]"
             )
 
 

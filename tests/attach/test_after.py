@@ -61,11 +61,15 @@ def test_behind_an_optimizer_averages_are_those_of_a_chain(link):
     before = weights(model)
     with handle.averaged():
         close(weights(model), list(found.values()))
-        with pytest.raises(RuntimeError, match=r"step\(\) is not allowed inside averaged\(\)"):
+        with pytest.raises(
+            RuntimeError, match=r"step\(\) is not allowed in the with block of averaged\(\)"
+        ):
             opt.step()
     same(weights(model), before)
     handle.eval()
-    with pytest.raises(RuntimeError, match=r"step\(\) is not allowed after eval\(\)"):
+    with pytest.raises(
+        RuntimeError, match=r"step\(\) is not allowed between eval\(\) and train\(\)"
+    ):
         opt.step()
     handle.train()
     same(weights(model), before)
@@ -147,9 +151,9 @@ def test_checkpoints_with_and_without_such_links_are_told_apart():
     model = network()
     plain = attach(sgd(model), ClipNorm(0.1))
     behind = attach(sgd(model), ClipNorm(0.1), after=WeightEMA(0.5))
-    with pytest.raises(ValueError, match="lacks state for the argument after of attach, but"):
+    with pytest.raises(ValueError, match="lacks state for the argument after= of attach, but"):
         behind.load_state_dict(plain.state_dict())
-    with pytest.raises(ValueError, match=r"has state for the argument after of attach, but"):
+    with pytest.raises(ValueError, match=r"has state for the argument after= of attach, but"):
         plain.load_state_dict(behind.state_dict())
 
 
@@ -191,7 +195,7 @@ def test_a_link_that_needs_the_step_is_refused(link: Transform):
 
 
 def test_what_is_no_link_is_refused():
-    with pytest.raises(TypeError, match=r"after must be a Transform or a Chain, got 0.999"):
+    with pytest.raises(TypeError, match=r"after= must be a Transform or a Chain, got 0.999"):
         attach(sgd(network()), after=0.999)  # type: ignore[arg-type]
 
 

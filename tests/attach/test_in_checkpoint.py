@@ -112,7 +112,7 @@ def test_a_checkpoint_without_it_is_a_warning_and_leaves_the_transforms_alone():
     train(model, opt)
     before = state_of(handle)
     with pytest.warns(
-        UserWarning, match="has no state for the attached transforms, so the transforms keep"
+        UserWarning, match="has no state for the attached transforms, so the transforms continue"
     ):
         opt.load_state_dict(MAKERS["AdamW"](network().parameters()).state_dict())
     assert equal(state_of(handle), before)
@@ -123,7 +123,7 @@ def test_the_state_of_other_transforms_is_refused_before_anything_changes():
     train(model, opt)
     other = MAKERS["AdamW"](network().parameters())
     attach(other, ClipNorm(1.0), in_checkpoint=True)
-    with pytest.raises(ValueError, match="saved with other transforms"):
+    with pytest.raises(ValueError, match="saved with different transforms"):
         other.load_state_dict(opt.state_dict())
     assert not other.state
 

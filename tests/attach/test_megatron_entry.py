@@ -154,16 +154,16 @@ def test_state_has_short_names_which_may_be_chosen_and_loads_by_either() -> None
 
 
 def test_names_that_are_two_are_refused() -> None:
-    with pytest.raises(ValueError, match="names must have a different value for each key"):
+    with pytest.raises(ValueError, match="names= must have a different value for each key"):
         megatron_entry(Adam(), LR(1.0), names={"Adam/exp_avg": "m", "Adam/exp_avg_sq": "m"})
 
 
 def test_a_name_of_state_that_is_not_there_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"names has the key 'Adam/exp_avgs'.* did you mean 'Adam/ex"
+        ValueError, match=r"names= has the key 'Adam/exp_avgs'.* did you mean 'Adam/ex"
     ):
         megatron_entry(Adam(), LR(1.0), names={"Adam/exp_avgs": "m"})
-    with pytest.raises(ValueError, match=r"names has the key 'state'.*; they keep \['Adam/step',"):
+    with pytest.raises(ValueError, match=r"names= has the key 'state'.*; they have \['Adam/step',"):
         megatron_entry(Adam(), LR(1.0), names={"state": "m"})
     kept = {"Adam/exp_avg": "m", Kahan.key: "lost"}
     entry = megatron_entry(Adam(), LR(1.0), names=kept, rounding="kahan")
@@ -172,7 +172,7 @@ def test_a_name_of_state_that_is_not_there_is_refused() -> None:
 
 def test_state_of_another_shape_is_told_of() -> None:
     with pytest.warns(
-        UserWarning, match="cannot store the state Momentum/started, because its shape"
+        UserWarning, match="cannot store the state Momentum/started, because this state"
     ):
         megatron_entry(Momentum(0.9), LR(1.0))
 

@@ -203,11 +203,11 @@ def test_names_come_with_their_twins_and_frozen_parameters_have_no_gradient() ->
         ),
         (Small, [], "at least one parameter"),
         (lambda some: None, params(), "got None"),
-        (lambda some: lambda: None, params(), "ran no operator on the parameters"),
+        (lambda some: lambda: None, params(), "used none of the parameters"),
         (
             lambda some: Modular([torch.nn.Parameter(torch.ones(2))], named("lion")),
             params(),
-            "make must use these parameters",
+            "construct the optimizer from these parameters",
         ),
     ],
 )

@@ -55,9 +55,7 @@ def test_a_field_is_live_where_live_is_around_the_whole(hint: Any, live: bool) -
 
 @pytest.mark.parametrize("hint", ["Live[float] | None", "list[Live[float]]", Live[float] | None])
 def test_live_inside_another_type_is_a_sentence(hint: Any) -> None:
-    with pytest.raises(
-        TypeError, match="Here: the annotation of 'x' must have Live on the outside"
-    ):
+    with pytest.raises(TypeError, match="Here: the annotation of 'x' must begin with Live"):
         read(Here, "x", hint)
 
 
@@ -104,7 +102,7 @@ def test_what_may_stand_in_a_field_is_read_from_its_annotation(hint: Any, kind: 
     ids=str,
 )
 def test_bounds_where_none_are_checked_are_a_sentence(hint: Any) -> None:
-    words = "Here: the annotation of 'x', .*, has bounds in a place where they cannot be checked"
+    words = "Here: the annotation of 'x' has bounds that the library cannot check"
     with pytest.raises(TypeError, match=words):
         read(Here, "x", hint)
 
@@ -212,7 +210,7 @@ def test_live_values_are_checked_where_a_step_reads_them(key: str, value: Any) -
 
 def test_a_bound_that_is_named_inside_a_function_is_a_sentence() -> None:
     tight = Within(at_least=3)
-    words = "Local: the annotation of 'size', .*tight.*, cannot be evaluated"
+    words = "Local: the annotation of 'size' cannot be evaluated, got .*tight"
     with pytest.raises(TypeError, match=words):
 
         class Local(Transform):
@@ -232,7 +230,7 @@ def test_a_bound_that_is_named_inside_a_function_is_a_sentence() -> None:
 def test_a_live_value_or_a_bound_that_cannot_be_evaluated_is_a_sentence(
     hint: str,
 ) -> None:
-    words = r"Wrong: the annotation of 'beta', .*, cannot be evaluated: import"
+    words = r"Wrong: the annotation of 'beta' cannot be evaluated, got .*: import"
     with pytest.raises(TypeError, match=words):
         type("Wrong", (Transform,), {"__annotations__": {"beta": hint}, "__module__": __name__})
 
@@ -299,6 +297,6 @@ def test_what_a_float_can_hold_is_taken() -> None:
 def test_a_loss_that_no_float_can_hold_is_refused_by_name() -> None:
     opt = Modular([Parameter(torch.ones(2))], LR(0.1))
     with pytest.raises(
-        TypeError, match="report: loss must be a number or a tensor with one element, got an"
+        TypeError, match="report: loss= must be a number or a tensor with one element, got an"
     ):
         opt.report(loss=10**400)

@@ -714,7 +714,7 @@ def test_a_link_that_needs_the_loss_says_how_to_tell_it():
     with pytest.raises(RuntimeError, match=r"Polyak needs the loss.*report\(loss=loss\).*closure"):
         opt.step()
     with pytest.raises(
-        ValueError, match="release: Polyak is not supported, because it needs the loss"
+        ValueError, match="release: Polyak is not supported, because Polyak needs the loss"
     ):
         release(params.values(), Polyak(), LR(1.0))
 

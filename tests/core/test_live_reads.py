@@ -87,8 +87,8 @@ def test_an_update_that_reads_a_live_value_from_self_is_refused(update):
     with pytest.raises(TypeError) as error:
         made(Transform, update=update)
     assert str(error.value) == (
-        'Gained: update must read group["gain"] instead of self.gain, because self has the '
-        "value from the constructor, without parameter groups and schedules"
+        'Gained: update must read group["gain"] instead of self.gain, because '
+        "self.gain ignores the values in parameter groups and the changes by schedules"
     )
     assert "Gained" not in Description.registry
 

@@ -281,7 +281,7 @@ def test_mistakes_are_sentences():
     params = model()
     give(params, 0)
     with pytest.raises(
-        ValueError, match=r"Number: init_matrix returns a 0-dim tensor for 'left': give it"
+        ValueError, match=r"Number: init_matrix must return .* a 0-dim tensor for 'left'"
     ):
         Modular(params.values(), Number(), LR(0.1)).step()
     with pytest.raises(TypeError, match="Both must not define both init and init_matrix"):

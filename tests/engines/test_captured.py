@@ -235,7 +235,8 @@ def test_a_loss_that_moves_in_every_step_gives_a_warning(
             opt.step()
 
     said = (
-        r"captured: no CUDA graph is used, because losses are in new memory in each step: copy each"
+        r"captured: no CUDA graph is used, because losses have a new memory address in each "
+        r"step: copy each"
     )
     with pytest.warns(UserWarning, match=said) as seen:
         train()

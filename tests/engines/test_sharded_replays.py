@@ -306,7 +306,10 @@ def test_a_rule_that_calls_torch_distributed_is_not_replayed_and_explain_says_so
         give(opt, seed)
         opt.step()
     assert replays(opt).count == 0
-    assert "communicates with other ranks, which is supported only for norms" in opt.explain()
+    assert (
+        "communicates with other ranks, but a recorded step supports communication only for norms"
+        in opt.explain()
+    )
     assert "c10d" in opt.explain()
 
 

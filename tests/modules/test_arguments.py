@@ -365,7 +365,7 @@ def test_keys_of_other_people_stay_and_mean_nothing():
 
 def test_one_link_may_own_lr_and_the_sentence_says_what_to_do_instead():
     with pytest.raises(
-        ValueError, match=r"only one transform may have an lr.*groups, or Scale\(factor\)"
+        ValueError, match=r"only one transform may have an lr.*groups, or put Scale\(factor\)"
     ):
         optimizer(LR(0.1), Adam(), LR(0.1))
 

@@ -332,7 +332,9 @@ def test_a_copy_counts_for_itself():
 )
 def test_a_guard_elsewhere_is_an_error_that_says_where_it_belongs(guard, chain):
     name = type(guard).__name__
-    with pytest.raises(ValueError, match=f"{name} must be the first transform, got the order"):
+    with pytest.raises(
+        ValueError, match=f"{name} must be the first transform, got the transforms in the order"
+    ):
         one(*chain(guard))
 
 

@@ -100,13 +100,16 @@ def test_other_parameters_take_their_steps() -> None:
 @pytest.mark.parametrize(
     ("heads", "words"),
     [
-        (queries(1.0, 2.0, 3.0), "for 'q.weight' with 4 rows. .* must divide the number of rows"),
+        (queries(1.0, 2.0, 3.0), "for 'q.weight' with 4 rows .* heads divides the number of rows"),
         (
             queries(1.0, last=5),
-            "got maxima of shape \\(1,\\) and last=5",
+            "shape \\(1,\\), and last=5",
         ),
-        (lambda name, p: Heads("query", torch.ones(2, 2)), "got maxima of shape \\(2, 2\\)"),
-        (lambda name, p: Heads("value", torch.ones(2)), "role must be 'query' or 'key', got 'valu"),
+        (lambda name, p: Heads("query", torch.ones(2, 2)), "have shape \\(2, 2\\)"),
+        (
+            lambda name, p: Heads("value", torch.ones(2)),
+            "role= must be 'query' or 'key', got 'valu",
+        ),
     ],
 )
 def test_heads_that_fit_no_rows_are_refused_in_a_sentence(heads: Any, words: str) -> None:

@@ -161,10 +161,10 @@ def test_the_loss_of_a_closure_is_told_by_itself(attached):
 def test_a_report_is_of_one_step_and_a_number():
     opt = Run(SkipSpike()).opt
     with pytest.raises(
-        TypeError, match="loss must be a number or a tensor with one element, got None"
+        TypeError, match="loss= must be a number or a tensor with one element, got None"
     ):
         opt.report(loss=None)
-    with pytest.raises(TypeError, match="loss must be a number or a tensor with one element,"):
+    with pytest.raises(TypeError, match="loss= must be a number or a tensor with one element,"):
         opt.report(loss=torch.ones(2))
 
 

@@ -366,7 +366,7 @@ def test_links_that_a_basis_cannot_turn_are_refused(links, words):
 
 
 def test_links_inside_must_return_every_parameter():
-    with pytest.raises(ValueError, match="in every step, got Freeze: put it before InBasis"):
+    with pytest.raises(ValueError, match="in every step, got Freeze: put Freeze before InBasis"):
         InBasis(SOAPBasis(), Freeze(lambda name, p: True), Adam())
 
 

@@ -153,7 +153,7 @@ def test_averages_in_averages_steps_and_checkpoints_inside_are_sentences(link):
             "a step": opt.init_state,
         }.items():
             with pytest.raises(
-                RuntimeError, match=rf"^{what}.* is not allowed inside averaged\(\)"
+                RuntimeError, match=rf"^{what}.* is not allowed in the with block of averaged\(\)"
             ):
                 call()
     train(model, opt)
@@ -175,7 +175,7 @@ def test_a_chain_without_such_a_link_says_so_and_its_modes_do_nothing():
 def test_a_clipper_makes_no_step_that_could_be_averaged():
     with pytest.raises(
         ValueError,
-        match=r"Clipper: WeightEMA\(\) cannot be used here, because another optimizer",
+        match=r"Clipper: WeightEMA\(\) cannot be used in Clipper, because a different optimizer",
     ):
         Clipper(network().parameters(), WeightEMA())
 
@@ -189,7 +189,7 @@ def test_the_last_link_gives_the_weights_unless_another_is_named():
             assert p.equal(wanted)
         assert opt.averaged_state_dict(model, name)["0.weight"].equal(wanted)
     with pytest.raises(
-        ValueError, match=r"name must be None or one of \['Lookahead', 'WeightEMA'\]"
+        ValueError, match=r"name= must be None or one of \['Lookahead', 'WeightEMA'\]"
     ):
         opt.averaged("EMA").__enter__()
 
@@ -311,7 +311,9 @@ def test_a_loop_may_ask_the_optimizer_for_its_mode(link, dtype):
         same(weights(model), list(other.averaged_state_dict(plain).values()))
         for what in ("step", "averaged", "averaged_state_dict"):
             call = partial(getattr(opt, what), *[model] * (what == "averaged_state_dict"))
-            with pytest.raises(RuntimeError, match=rf"^{what}\(\) is not allowed after eval\(\)"):
+            with pytest.raises(
+                RuntimeError, match=rf"^{what}\(\) is not allowed between eval\(\) and train\(\)"
+            ):
                 (opt.averaged().__enter__ if what == "averaged" else call)()
     opt.train()
     opt.train()
@@ -334,7 +336,9 @@ def test_a_checkpoint_of_an_evaluation_goes_on_as_training_would_have(link, dtyp
     resumed, other = trained(link, dtype=dtype, steps=0)
     resumed.load_state_dict(saved["model"])
     other.load_state_dict(saved["opt"])
-    with pytest.raises(RuntimeError, match=r"step\(\) is not allowed after eval\(\)"):
+    with pytest.raises(
+        RuntimeError, match=r"step\(\) is not allowed between eval\(\) and train\(\)"
+    ):
         other.step()
     other.train()
     train(resumed, other)
@@ -394,7 +398,9 @@ def test_released_gradients_give_the_same_averages(link):
     same(*[dict(o.averaged_state_dict(m)) for o, m in ((opt, plain), (released, model))])
     with (
         released.averaged(),
-        pytest.raises(RuntimeError, match=r"a step is not allowed inside averaged\(\)"),
+        pytest.raises(
+            RuntimeError, match=r"a step is not allowed in the with block of averaged\(\)"
+        ),
     ):
         model(INPUTS).sum().backward()
     released.zero_grad()

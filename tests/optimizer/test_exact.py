@@ -512,11 +512,15 @@ def test_weights_for_evaluation_are_no_upper_halves() -> None:
     for name, take in takes.items():
         with (
             opt.averaged(),
-            pytest.raises(RuntimeError, match=rf"{name}\(\) is not allowed inside averaged"),
+            pytest.raises(
+                RuntimeError, match=rf"{name}\(\) is not allowed in the with block of averaged"
+            ),
         ):
             take()
         opt.eval()
-        with pytest.raises(RuntimeError, match=rf"{name}\(\) is not allowed after eval\(\)"):
+        with pytest.raises(
+            RuntimeError, match=rf"{name}\(\) is not allowed between eval\(\) and train\(\)"
+        ):
             take()
         opt.train()
     assert all([t.equal(whole[key]) for key, t in opt.exact_state_dict(net).items()])

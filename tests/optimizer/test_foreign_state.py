@@ -176,7 +176,7 @@ def test_a_checkpoint_outlives_new_arguments_at_their_defaults() -> None:
 @pytest.mark.parametrize("changed", [{"kind": "left"}, {"kind": "right", "smooth": True}])
 def test_other_fixed_arguments_still_warn(changed: dict[str, Any]) -> None:
     opt = Modular(params_of(), Later(**changed), LR(0.1))
-    with pytest.warns(UserWarning, match="with other arguments of the transforms"):
+    with pytest.warns(UserWarning, match="with different arguments of the transforms"):
         opt.load_state_dict(trained(Turn(kind="right"), LR(0.1)).state_dict())
 
 
@@ -247,7 +247,7 @@ FORMS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "the chain is a list": (lambda s: s["param_groups"][0].update(chain=[1]), "has no key 'chain'"),
     "the mark is a text": (
         lambda s: s["param_groups"][0]["chain"].update(fingerprint="x"),
-        "other transforms",
+        "different transforms",
     ),
     "a parameter's state is a list": (
         lambda s: s["state"].update({1: [1]}),

@@ -163,7 +163,7 @@ def test_a_handle_keeps_as_well():
 def test_a_value_that_no_link_has_cannot_be_kept():
     opt = clipped()
     with pytest.raises(
-        ValueError, match=r"keep must contain only hyperparameters, .*, got 'max_nrom'"
+        ValueError, match=r"keep= must contain only hyperparameters, .*, got 'max_nrom'"
     ):
         opt.load_state_dict(opt.state_dict(), keep=("max_nrom",))
 
@@ -191,7 +191,8 @@ def test_the_errors_about_other_checkpoints_name_the_function():
     opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(0.1))
     other = stepped(model, Modular(model.parameters(), ZClip(), Adam(), LR(0.1)))
     with pytest.raises(
-        ValueError, match=r"state that both have, call take_over\(optimizer, state_dict\)"
+        ValueError,
+        match=r"state of the transforms that both have, call take_over\(optimizer, state_dict\)",
     ):
         opt.load_state_dict(other.state_dict())
     adam = stepped(model, torch.optim.Adam(model.parameters()))
@@ -295,7 +296,7 @@ def test_a_link_that_is_not_there_is_named():
     model = network()
     sgd = stepped(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     opt = Modular(model.parameters(), Momentum(0.9), LR(0.1))
-    words = r"take_over: link must be one of \['LR', 'Momentum'\], got 'Momentun'"
+    words = r"take_over: link= must be one of \['LR', 'Momentum'\], got 'Momentun'"
     with pytest.raises(ValueError, match=words):
         take_over(opt, sgd.state_dict(), link="Momentun")
 

@@ -46,7 +46,7 @@ def test_groups_that_were_put_in_place_of_others_are_refused_in_a_sentence(compi
             opt.step()
         before, opt.param_groups = opt.param_groups, [{"params": [a]}]
         with pytest.raises(
-            ValueError, match="group 0: param_groups must not be replaced: use add_param_group"
+            ValueError, match="group 0: param_groups must not be replaced: call add_param_group"
         ):
             opt.step()
         opt.param_groups = before

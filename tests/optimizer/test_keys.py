@@ -51,7 +51,7 @@ def test_a_name_with_one_owner_is_bare_and_one_with_several_is_qualified():
 @pytest.mark.parametrize(("name", "key"), [("muon", "beta"), ("normuon", "EMA/beta")])
 def test_the_momentum_of_a_link_that_calls_it_otherwise_is_pointed_to(name, key):
     """The loops of others write group["momentum"]."""
-    words = f"a parameter group has momentum=0.5: EMA uses the name '{key}'"
+    words = f"a parameter group has momentum=0.5, but EMA uses the name '{key}'"
     with pytest.raises(ValueError, match=words):
         Modular([{"params": [one()], "momentum": 0.5}], named(name))
 
@@ -116,7 +116,7 @@ OWN_NUMBERS = {  # chains of these names in which each link has a number of its 
 
 
 @pytest.mark.filterwarnings(
-    "ignore:.*other arguments of the transforms"
+    "ignore:.*different arguments of the transforms"
 )  # ScheduleFree's Adam has one
 @pytest.mark.parametrize("name", OWN_NUMBERS)
 def test_a_checkpoint_goes_on_with_the_numbers_that_it_has_where_none_was_given(name):

@@ -215,16 +215,16 @@ def test_what_is_said_to_be_divided_out_changes_nothing(last):
         ([ClipNorm(1.0), Scale(3e-4)], "set the learning rate of that optimizer"),
         ([Scale(-1e-3)], "set the learning rate of that optimizer"),
         ([WeightDecay(0.01), ClipNorm(1.0)], "set the weight_decay of that optimizer"),
-        ([MaxNorm(1.0)], "use it after LR in a Modular"),
-        ([Project(torch.relu)], "use it after LR in a Modular"),
+        ([MaxNorm(1.0)], "use this transform after LR in a Modular"),
+        ([Project(torch.relu)], "use this transform after LR in a Modular"),
     ],
 )
 def test_a_link_about_the_step_is_an_error_where_none_is_made(links, words):
     p = param(1.0)
-    with pytest.raises(ValueError, match=f"^Clipper: .* cannot be used here, .*{words}"):
+    with pytest.raises(ValueError, match=f"^Clipper: .* cannot be used in Clipper, .*{words}"):
         Clipper([p], *links)
     opt = torch.optim.SGD([p], lr=0.1)
-    with pytest.raises(ValueError, match=f"^attach: .* cannot be used here, .*{words}"):
+    with pytest.raises(ValueError, match=f"^attach: .* cannot be used in attach, .*{words}"):
         attach(opt, *links)
     attach(opt, ClipNorm(1.0)).remove()  # nothing was left behind
 

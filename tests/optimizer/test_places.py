@@ -109,7 +109,7 @@ class TwiceNormalized(Normalize):
             [Normalize(0.5), ClipNorm(1.0, dim=-1), LR(0.1)],
             "ClipNorm with the limit 1 never clips: after Normalize,",
         ),
-        ([Normalize(dim="global"), ClipNorm(1.0), LR(0.1)], "norms are at most 1: remove one"),
+        ([Normalize(dim="global"), ClipNorm(1.0), LR(0.1)], "norms are at most 1: remove ClipNorm"),
         (
             [Normalize(dim="global"), ClipValue(1.0), LR(0.1)],
             "ClipValue with the limit 1 never clips",
@@ -175,8 +175,8 @@ def test_a_limit_of_zero_warns_in_front_of_other_optimizers_as_well():
 @at_once(
     "chain, sentence",
     [
-        ([Adam(), LR(0.1), ClipNorm(1.0)], "ClipNorm comes after LR, so it limits the step"),
-        ([LR(0.1), AGC()], "AGC comes after LR, so it limits the step instead of the gradient."),
+        ([Adam(), LR(0.1), ClipNorm(1.0)], "ClipNorm comes after LR, so ClipNorm limits the step"),
+        ([LR(0.1), AGC()], "AGC comes after LR, so AGC limits the step instead of the gradient."),
         ([WeightDecay(0.1), Adam(), LR(0.1)], "WeightDecay before Adam is L2 regularization"),
         ([Adam(), LR(0.1), WeightDecay(1e-5)], "removes the fraction 1e-05 of every weight."),
         (
@@ -228,7 +228,7 @@ def test_explain_names_a_mask_that_chooses_nothing():
     model = nn.Linear(8, 4)
     decay = Masked(WeightDecay(0.1), lambda name, p: "wieght" in name)
     text = head(Modular(model.named_parameters(), Adam(), decay, LR(0.1)))
-    assert text == "Masked has no effect: where selects none of the 2 parameters."
+    assert text == "Masked has no effect: where= selects none of the 2 parameters."
     decay = Masked(WeightDecay(0.1), lambda name, p: "weight" in name)
     assert "none" not in head(Modular(model.named_parameters(), Adam(), decay, LR(0.1)))
 

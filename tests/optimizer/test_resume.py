@@ -314,16 +314,16 @@ def ours() -> tuple[Transform, ...]:
 FOREIGN = {
     "another chain": (
         lambda: trained(ClipNorm(1.0), Adam(), LR(0.1)),
-        "saved with other transforms",
+        "saved with different transforms",
     ),
-    "a longer chain": (lambda: trained(*ours(), Scale(1.0)), "saved with other transforms"),
+    "a longer chain": (lambda: trained(*ours(), Scale(1.0)), "saved with different transforms"),
     "the links in another order": (
         lambda: trained(Momentum(), ClipNormGrowth(), LR(0.1)),
-        "saved with other transforms",
+        "saved with different transforms",
     ),
     "another name": (
         lambda: trained(ClipNormGrowth(name="growth"), Momentum(), LR(0.1)),
-        "saved with other transforms",
+        "saved with different transforms",
     ),
     "another shape": (
         lambda: trained(*ours(), shapes={"a.weight": (3, 2), "b.weight": (2, 4), "b.bias": (3,)}),
@@ -411,7 +411,7 @@ def test_a_checkpoint_that_was_tampered_with_raises_and_changes_nothing(how):
 def test_other_fixed_arguments_warn_and_load():
     params, opt = trained(Momentum(nesterov=True), LR(0.1))
     _, other = trained(Momentum(), LR(0.1))
-    with pytest.warns(UserWarning, match="with other arguments of the transforms"):
+    with pytest.warns(UserWarning, match="with different arguments of the transforms"):
         opt.load_state_dict(other.state_dict())
     buffers = [opt.state[p]["Momentum/momentum_buffer"] for p in params.values()]
     theirs = [m["Momentum/momentum_buffer"] for m in other.state_dict()["state"].values()]

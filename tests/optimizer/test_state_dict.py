@@ -182,7 +182,7 @@ def refused(opt, checkpoint, *words, error=ValueError):
 )
 def test_a_checkpoint_of_another_chain_is_refused(links):
     opt = trained(ClipNorm(1.0), Adam(), LR(0.1))
-    refused(opt, trained(*links).state_dict(), "other transforms", "Adam(")
+    refused(opt, trained(*links).state_dict(), "different transforms", "Adam(")
 
 
 def test_a_checkpoint_of_torch_is_refused():
@@ -239,7 +239,7 @@ def test_a_damaged_checkpoint_is_refused(damage):
 )
 def test_other_fixed_arguments_warn_and_load(now, then):
     opt, other = trained(now, LR(0.1)), trained(then, LR(0.1))
-    with pytest.warns(UserWarning, match="other arguments of the transforms"):
+    with pytest.warns(UserWarning, match="different arguments of the transforms"):
         opt.load_state_dict(other.state_dict())
     loaded, given = state_of(opt), state_of(other)
     assert equal(loaded["state"], given["state"])

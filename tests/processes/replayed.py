@@ -93,7 +93,7 @@ def said() -> list[str]:
         (
             Talks(),
             LR(1e-2),
-        ): "c10d.allreduce_.default communicates with other ranks, which is",
+        ): "c10d.allreduce_.default communicates with other ranks, but a recorded",
     }.items():
         plain, wrapped = SETTINGS["fsdp"]()
         params = [p for _, p in named(wrapped)]

@@ -303,9 +303,13 @@ def test_the_checkpoint_of_another_run_raises_a_sentence_and_changes_nothing(kin
     run = started(kind)
     links = CHAINS[kind]()
     other = started(kind, links=[ClipNorm(1.0), *links[1:]])
-    refused(run, other.checkpoint(), "saved with other transforms. It has the hyperparameters [")
+    refused(
+        run,
+        other.checkpoint(),
+        "saved with different transforms. The checkpoint has the hyperparameters [",
+    )
     swapped = started(kind, links=[links[1], links[0], *links[2:]])
-    refused(run, swapped.checkpoint(), "saved with other transforms")
+    refused(run, swapped.checkpoint(), "saved with different transforms")
     more = started(kind, groups=2)
     refused(
         run, more.checkpoint(), "groups of sizes [2, 1], but this optimizer has groups of sizes [3]"

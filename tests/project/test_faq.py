@@ -59,7 +59,7 @@ def fsdp1() -> None:
 CASES: dict[str, Callable[[], None]] = {
     "the chain has no learning rate, so updates are subtracted without scaling": no_lr,
     "unknown key 'max_nrom' of a parameter group: did you mean 'max_norm'?": misspelled_key,
-    "the checkpoint was saved with other transforms": other_chain,
+    "the checkpoint was saved with different transforms": other_chain,
     "so the checkpoint was not saved by torchzero_clip": other_library,
     "lr: 0.001 from the checkpoint replaces 0.005": other_lr,
     "compile=True needs a C++ compiler": no_compiler,

@@ -518,7 +518,11 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: Recover(OPT, MODEL, parts=SCHEDULE), TypeError, r"parts=\[schedule\], got CosineA"),
     (lambda: Recover(OPT, MODEL, parts=None), TypeError, r"parts=\[schedule\], got NoneType"),
     (lambda: Recover(OPT, None), TypeError, "the optimizer trains, got NoneType"),
-    (lambda: Recover(OPT, nn.Linear(2, 2)), ValueError, "got a model without its parameters"),
+    (
+        lambda: Recover(OPT, nn.Linear(2, 2)),
+        ValueError,
+        "got a model that has none of the optimizer's parameters",
+    ),
     (lambda: Recover(OPT, MODEL).load_state_dict(None), ValueError, "got NoneType"),
     (lambda: Recover(OPT, MODEL).step("x"), TypeError, "loss must be a number, .*, got 'x'"),
     (lambda: Recover(OPT, MODEL).step(torch.ones(2)), TypeError, r"got a tensor of shape \(2,\)"),
@@ -540,13 +544,13 @@ def test_mistakes_are_sentences(make: Callable[[], Any], kind: type[Exception], 
 def test_a_rate_that_is_not_there_cannot_be_smaller() -> None:
     with pytest.warns(UserWarning, match="no learning rate"):
         opt = Modular(MODEL.parameters(), Adam())
-    with pytest.raises(ValueError, match="slower requires a learning rate: add LR at the end"):
+    with pytest.raises(ValueError, match="slower= requires a learning rate: add LR at the end"):
         Recover(opt, MODEL, slower=(0.5, 10))
 
 
 def test_a_loader_that_would_go_back_unseen_is_refused() -> None:
     run, loader = Run("adamw"), Loader(batches(20, bad=()))
-    with pytest.raises(RuntimeError, match=r"a Loader, which is a data loader, .*: write"):
+    with pytest.raises(RuntimeError, match=r"a Loader, which is a data loader: .* with"):
         run.train(loader, run.recover(loader))
 
 

@@ -630,7 +630,7 @@ def test_a_class_that_writes_step_says_how_far_it_looks():
 
 def test_mistakes_are_sentences():
     model = network()
-    with pytest.raises(ValueError, match=r"limit must be one of \['this step', 'last step'\]"):
+    with pytest.raises(ValueError, match=r"limit= must be one of \['this step', 'last step'\]"):
         release(model, LR(0.1), limit="yesterday")
     with pytest.raises(TypeError, match="momentum"):
         release(model, LR(0.1), momentum=0.9)

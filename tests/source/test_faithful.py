@@ -194,7 +194,10 @@ class EveryOther(Transform):
     ],
 )
 def test_what_counts_steps_is_refused(rule: Callable[[], Transform]) -> None:
-    refused([rule()], "cannot be exported as plain PyTorch code: the transform keeps a step count")
+    refused(
+        [rule()],
+        "as plain PyTorch code: the transform stores a scalar for the whole model",
+    )
 
 
 # ---------------------------------------------------------------------- numbers of the stand-in
@@ -375,7 +378,9 @@ def test_a_function_that_takes_more_than_a_name_and_a_parameter_is_refused() -> 
 def test_a_percentile_of_all_entries_inside_another_rule_is_refused() -> None:
     """A file took one for each parameter."""
     inside = Graft(ClipPercentile(60, "global"), Identity())
-    with pytest.raises(SourceError, match="inside it combines all parameters"):
+    with pytest.raises(
+        SourceError, match="combines all parameters, which is not supported inside a transform"
+    ):
         Modular([torch.zeros(2)], inside, LR(0.1)).to_source()
 
 

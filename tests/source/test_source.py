@@ -385,7 +385,7 @@ class Halved(Transform):
 
 
 def test_numbers_that_the_model_keeps_are_a_source_error() -> None:
-    with pytest.raises(SourceError, match=r"Halved cannot .* another number for the whole model"):
+    with pytest.raises(SourceError, match=r"Halved cannot .* a scalar for the whole model"):
         Modular([torch.zeros(2)], Halved(), LR(0.1)).to_source()
 
 

@@ -109,5 +109,5 @@ def test_the_file_goes_with_its_recorder() -> None:
 
 def test_live_is_true_or_false() -> None:
     opt = Modular([torch.nn.Parameter(torch.zeros(3))], ClipNorm(1.0), Scale(0.0))
-    with pytest.raises(TypeError, match="live must be True or False, got 'yes'"):
+    with pytest.raises(TypeError, match="live= must be True or False, got 'yes'"):
         Recorder(opt, live="yes")  # type: ignore[arg-type]

@@ -130,7 +130,7 @@ def test_another_shape_gets_a_sentence_with_what_there_is_and_what_is_wanted(
 
 def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "run.jsonl").write_text('{"step": 1, "grad_norm": 0.5}\n{"step": 2, "grad')
-    with pytest.warns(UserWarning, match="is incomplete, so it is skipped"):
+    with pytest.warns(UserWarning, match="is incomplete, so Trace skips this line"):
         assert len(Trace.read(tmp_path / "run.jsonl")) == 1
 
 
@@ -147,7 +147,7 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
 def test_a_last_line_without_a_newline_counts_if_it_is_whole(text, rows, tmp_path: Path) -> None:
     path = tmp_path / "run.csv"
     path.write_bytes(text.encode())
-    with pytest.warns(UserWarning, match="may be incomplete, but is used"):
+    with pytest.warns(UserWarning, match="may be incomplete, but Trace uses this line"):
         assert Trace.read(path).norms.tolist() == NORMS[:rows]
 
 
@@ -155,7 +155,7 @@ def test_a_last_line_without_a_newline_counts_if_it_is_whole(text, rows, tmp_pat
 def test_a_last_line_that_is_no_row_is_left_out(end: str, tmp_path: Path) -> None:
     path = tmp_path / "run.csv"
     path.write_text(f"step,grad_norm\n10,0.5\n20,1.5\n{end}")
-    with pytest.warns(UserWarning, match="is incomplete, so it is skipped"):
+    with pytest.warns(UserWarning, match="is incomplete, so Trace skips this line"):
         assert Trace.read(path).norms.tolist() == NORMS[:2]
 
 
@@ -164,8 +164,8 @@ DAMAGED[len(DAMAGED) // 2] ^= 255
 
 
 NO_LOGS = [
-    (b"[" * 100_000, "brackets that are nested too deeply"),
-    (b'{"a":' * 100_000, "brackets that are nested too deeply"),
+    (b"[" * 100_000, "brackets are nested too deeply"),
+    (b'{"a":' * 100_000, "brackets are nested too deeply"),
     (b'{"step": 1, "grad_norm": 1}\n' + b"[" * 100_000 + b"\n{}\n", "too deep"),
     (b'{"a":' * 3000 + b"1" + b"}" * 3000, "too deep"),
     (b"{\"a\": 1}\n{'a': 1 + x}\n{}\n", r"must be a JSON object, got line 2: {'a': 1 \+ x}$"),

@@ -222,10 +222,10 @@ def test_a_norm_is_what_it_is_however_large_or_small(tmp_path: Path) -> None:
     ("rule", "error", "sentence"),
     [
         (TrustRatio(), ValueError, r"rules that read group\['params'\] are not supported"),
-        (AGC(), ValueError, "has only the 2-norms"),
-        (ClipNormByEMA(), ValueError, "has only the 2-norms"),
-        (ClipNorm(1.0, ord=1), ValueError, "has only the 2-norms"),
-        (ClipNorm(1.0, dim=0), ValueError, "has only the 2-norms"),
+        (AGC(), ValueError, "contains only the 2-norms"),
+        (ClipNormByEMA(), ValueError, "contains only the 2-norms"),
+        (ClipNorm(1.0, ord=1), ValueError, "contains only the 2-norms"),
+        (ClipNorm(1.0, dim=0), ValueError, "contains only the 2-norms"),
         (Adam(), TypeError, "rules must be transforms that clip norms"),
         (Guard(), TypeError, "rules must be transforms that clip norms"),
         (ClipNorm(1.0, dim="layer"), ValueError, "needs a trace with the norm and the name"),
@@ -239,7 +239,7 @@ def test_what_a_recorded_run_cannot_tell_is_an_error(rule, error, sentence) -> N
 
 def test_what_is_no_trace_is_an_error() -> None:
     with pytest.raises(
-        TypeError, match=r"trace must be a Trace, got 'run\.csv': .* use Trace\.read\(path\)"
+        TypeError, match=r"trace= must be a Trace, got 'run\.csv': use Trace\.read\(path\)"
     ):
         simulate("run.csv", ZClip())  # type: ignore[arg-type]
 
@@ -264,11 +264,14 @@ def test_a_trace_says_what_it_takes(tmp_path: Path) -> None:
     [
         (
             "step,norm,loss\n1,2.0,3.0\n2,2.0\n3,2.0,3.0\n",
-            "must have 3 cells, .* got 2 in line 3",
+            "must have 3 cells, .* line 3 has 2",
         ),
-        ("step,norm\n1,2.0,3.0\n", "must have 2 cells, .* got 3 in line 2"),
-        ('step,norm\n\n1,2.0\n2,"2.0\n3,2.0\n4,2.0\n', "has a quote that is not closed, in line 4"),
-        ('step,"norm\n1,2.0\n', "has a quote that is not closed, in line 1"),
+        ("step,norm\n1,2.0,3.0\n", "must have 2 cells, .* line 2 has 3"),
+        (
+            'step,norm\n\n1,2.0\n2,"2.0\n3,2.0\n4,2.0\n',
+            "line 4 of .* has an opening quote without a closing",
+        ),
+        ('step,"norm\n1,2.0\n', "line 1 of .* has an opening quote without a closing"),
         ("step,norm\n1,two\n", "must have numbers in all cells: .*'two'"),
         ("step,norm\n", "has no steps"),
         ("", "has no steps"),
@@ -290,7 +293,7 @@ def test_what_a_killed_writer_leaves_is_read_up_to_its_last_whole_line(name, tmp
     for end in (len(written) - 60, len(written) // 2):
         cut.write_bytes(written[:end])
         with pytest.warns(
-            UserWarning, match=rf"last line of .*{name} is incomplete, so it is skipped"
+            UserWarning, match=rf"last line of .*{name} is incomplete, so Trace skips this line"
         ):
             norms = Trace.read(cut).norms
         torch.testing.assert_close(norms, whole.norms[: len(norms)])

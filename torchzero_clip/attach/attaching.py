@@ -59,23 +59,24 @@ def attach(
     if isinstance(optimizer, ChainRunner):
         raise TypeError(
             f"attach: a {type(optimizer).__name__} already contains transforms: pass the new "
-            "transforms to its constructor instead"
+            "transforms to the constructor of this optimizer instead"
         )
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"attach: optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise TypeError(
-            "attach: SparseAdam needs sparse gradients, but transforms do not support sparse "
-            "gradients: use SparseAdam without attach, or construct the layer with sparse=False "
-            "and use another optimizer"
+            "attach: transforms do not support the sparse gradients that SparseAdam needs: "
+            "use SparseAdam without attach, or construct the layer with sparse=False and use "
+            "torch.optim.Adam"
         )
     if "_torchzero_clip" in optimizer.__dict__:
         raise ValueError(
             f"attach: this {type(optimizer).__name__} already has attached transforms: call "
-            "remove() on their handle first, or pass all transforms in one call of attach"
+            "remove() on the handle that attach returned, or pass all transforms in one call "
+            "of attach"
         )
     if after is not None and not isinstance(after, Transform):
-        raise TypeError(f"attach: after must be a Transform or a Chain, got {after!r}")
+        raise TypeError(f"attach: after= must be a Transform or a Chain, got {after!r}")
     if not transforms and after is not None:
         transforms = (Identity(),)
     if not transforms:
@@ -94,8 +95,9 @@ def attach(
     if in_checkpoint and KEY not in optimizer.state_dict():
         handle.remove()
         raise TypeError(
-            f"attach: in_checkpoint=True is not supported for {type(optimizer).__name__}, because "
-            "its state_dict() cannot store the state of the transforms: use in_checkpoint=False, "
-            "and save handle.state_dict() as well"
+            f"attach: in_checkpoint=True is not supported for {type(optimizer).__name__}, "
+            "because its state_dict() cannot store the state of the transforms: pass "
+            "in_checkpoint=False, and save both optimizer.state_dict() and "
+            "handle.state_dict()"
         )
     return handle

@@ -104,7 +104,9 @@ class Attached(Clipper):
         """Update the handle after parameters were added to the optimizer, or replaced in it."""
         optimizer = self._optimizer()
         if optimizer is None:
-            raise RuntimeError("the optimizer of this handle no longer exists")
+            raise RuntimeError(
+                "the optimizer of this handle no longer exists: keep a reference to the optimizer"
+            )
         if len(optimizer.param_groups) < len(self.param_groups):
             left = {p for group in optimizer.param_groups for p in group["params"]}
             ours = [group for group in self.param_groups if left & set(group["params"])]
@@ -206,9 +208,9 @@ class Attached(Clipper):
             contents = "has" if has_after else "lacks"
             call = "without" if has_after else "with"
             raise ValueError(
-                f"load_state_dict: the checkpoint {contents} state for the argument after of "
-                f"attach, but attach was called {call} after: pass the same arguments to attach "
-                "as when the checkpoint was saved"
+                f"load_state_dict: the checkpoint {contents} state for the argument after= of "
+                f"attach, but attach was called {call} after=. Pass the same arguments to "
+                "attach as in the run that saved the checkpoint"
             )
         if self.after is not None:
             state_dict = dict(state_dict)
@@ -230,15 +232,16 @@ class Attached(Clipper):
         if self._in_checkpoint:
             warn(
                 f"this checkpoint of {type(optimizer).__name__} has no state for the attached "
-                "transforms, so the transforms keep their current state. To save their state, "
-                "call attach with in_checkpoint=True",
+                "transforms, so the transforms continue with their current state. To save "
+                "the state of the transforms, call attach with in_checkpoint=True",
             )
         return None
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
-            "the handle that attach returned cannot be copied or pickled: call attach for the "
-            "other optimizer, and load this handle's state_dict() there"
+            "the handle that attach returned cannot be copied or pickled: call attach for "
+            "the new optimizer, and pass the state_dict() of the old handle to "
+            "load_state_dict() of the new handle"
         )
 
     def _own_keys(self, group: dict[str, Any], names: GroupKeys) -> dict[str, Any]:
@@ -290,8 +293,9 @@ def _state_of_a_copy(original: Callable[[], Optimizer | None]) -> Any:
     assert optimizer is not None, "the optimizer itself holds this function"
     name = type(optimizer).__name__
     warn(
-        f"the copy of this {name} does not include the attached transforms. To use them in the "
-        "copy, call attach for the copy and load the state_dict() of the handle; otherwise call "
-        "remove() on the handle before copying",
+        f"the copy of this {name} does not include the attached transforms. To use the "
+        "transforms in the copy, call attach for the copy, and pass the state_dict() of the "
+        "old handle to load_state_dict() of the new handle. To copy the optimizer without "
+        "transforms, call remove() on the handle first",
     )
     return type(optimizer).__getstate__(optimizer)  # type: ignore[attr-defined, unused-ignore]

@@ -80,7 +80,8 @@ def megatron_entry(
     state_names = {**_short_names(links), **(names or {})}
     if len(set(state_names.values())) < len(state_names):
         raise ValueError(
-            f"megatron_entry: names must have a different value for each key, got {state_names}"
+            "megatron_entry: the dict names= must have a different value for each key, got "
+            f"{state_names}"
         )
     metaclass: Any = type(base)
     body = {"names": state_names, "__doc__": base.__doc__}
@@ -90,9 +91,9 @@ def megatron_entry(
     if odd:
         warn(
             "megatron_entry: checkpoints in the format torch_dist cannot store the state "
-            f"{', '.join(odd)}, because its shape differs from the shape of its parameter. Save "
-            "with --ckpt-format torch, or use transforms without such state, for example with "
-            "dim='global'"
+            f"{', '.join(odd)}, because this state does not have the shape of the parameter. "
+            "Save with --ckpt-format torch, or use transforms without such state, for "
+            "example with dim='global'"
         )
     keys = GroupKeys(bind(Chain(*transforms))).defaults
 
@@ -125,9 +126,10 @@ def _check_names(names: Mapping[str, str], links: list[Link], rounding: str | No
         known.append(KEPT[rounding].key)
     for key in names:
         if key not in known:
+            advice = hint(key, known) or f"; they have {known}"
             raise ValueError(
-                f"megatron_entry: names has the key {key!r}, but these transforms keep no state "
-                f"of this name for each parameter{hint(key, known) or f'; they keep {known}'}"
+                f"megatron_entry: names= has the key {key!r}, but these transforms have no state "
+                f"with this name for each parameter{advice}"
             )
 
 
@@ -152,9 +154,10 @@ def _refuse_parts(links: list[Link], layer_wise: bool, tensor_parallel: int) -> 
         joint = _is_joint(link)
         if tensor_parallel > 1 and joint:
             raise ValueError(
-                f"megatron_entry: {link.path} combines all parameters, which is not supported with "
-                "tensor parallelism, because some parameters exist on several ranks: remove it "
-                "from the chain. To clip the global norm, use Megatron-LM's clip_grad"
+                f"megatron_entry: {link.path} combines all parameters, which is not supported "
+                "with tensor parallelism, because some parameters exist on several ranks: "
+                f"remove {link.path} from the chain. To clip the global norm, set clip_grad "
+                "in Megatron-LM"
             )
         if tensor_parallel > 1 and not is_entrywise(link):
             raise ValueError(
@@ -164,9 +167,10 @@ def _refuse_parts(links: list[Link], layer_wise: bool, tensor_parallel: int) -> 
             )
         if layer_wise and (joint or (link.transforms and link.transform.reach == "layer")):
             raise ValueError(
-                f"megatron_entry: {link.path} combines several parameters, which is not supported "
-                "with a layer-wise optimizer, because other ranks have some of these parameters: "
-                "remove it from the chain. To clip the global norm, use Megatron-LM's clip_grad"
+                f"megatron_entry: {link.path} combines several parameters, which is not "
+                "supported with a layer-wise optimizer, because the parameters are on "
+                f"different ranks: remove {link.path} from the chain. To clip the global "
+                "norm, set clip_grad in Megatron-LM"
             )
 
 
@@ -231,7 +235,7 @@ class _InMegatron(ChainOptimizer):
             if joint and self.process_group is None and rank_and_world()[1] > 1:
                 raise ValueError(
                     f"{link.path} computes the global norm over several processes, because "
-                    f"{shards}: pass process_group=, the group of these processes"
+                    f"{shards}: pass the group of these processes as process_group="
                 )
 
     def _has_pieces(self) -> bool:

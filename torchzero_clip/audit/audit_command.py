@@ -91,6 +91,7 @@ def _make_and_params(name: str, shapes: Sequence[str]) -> tuple[Callable[[Any], 
     if isinstance(returned, tuple) and len(returned) == 2:
         return returned
     raise TypeError(
-        f"{name} has no arguments, so it must return two values: a function that returns an "
-        f"optimizer or a step, and the parameters of a model; got {returned!r}"
+        f"the function {name} has no arguments, so it must return a pair (make, params), got "
+        f"{returned!r}. The first value must be a function make(params) that returns an "
+        "optimizer or a step function. The second value must be the parameters of a model"
     )

@@ -69,11 +69,13 @@ def audits(
     all_cases = [*IN_ONE_PROCESS, *DISTRIBUTED]
     wanted = all_cases if cases is None else list(cases)
     if unknown := [name for name in wanted if name not in all_cases]:
-        raise ValueError(f"audit_clip: cases must be among {all_cases}, got {unknown[0]!r}")
+        raise ValueError(
+            f"audit_clip: cases= must contain only names from {all_cases}, got {unknown[0]!r}"
+        )
     if INSIDE in os.environ:
         raise RuntimeError(
-            "audit_clip starts processes that import your file, so the call must be below "
-            "`if __name__ == '__main__':`"
+            "audit_clip starts processes that import your file, so put the call of "
+            "audit_clip below `if __name__ == '__main__':`"
         )
     names = [x if isinstance(x, str) else name_of(x) for x in functions]
     jobs = [

@@ -16,8 +16,8 @@ def name_of(function: Callable[..., Any]) -> str:
     name = getattr(function, "__qualname__", "<")
     if module is None or "<" in name:
         raise TypeError(
-            "audit_clip: function must be defined with `def` at the top level of a module, so that "
-            f"other processes can import it, got {function!r}"
+            "audit_clip: function must be defined with `def` at the top level of a module, "
+            f"so that the processes of the audit can import the function, got {function!r}"
         )
     if module == "__main__":
         module = inspect.getfile(function)

@@ -208,16 +208,17 @@ class Ledger(TorchDispatchMode):
             self._count_of_reads += 1
         if self._count_of_reads > READS_ALLOWED:
             raise NeedsValues(
-                f"{_where()[0]} copies more than {READS_ALLOWED} values to the CPU, perhaps in a "
-                "loop whose end depends on a value"
+                f"{_where()[0]} copies more than {READS_ALLOWED} values to the CPU. Check "
+                "this line for a loop that ends only if a tensor has a certain value"
             )
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
             if any(["Tensor" in str(returned.type) for returned in schema(func).returns]):
                 raise NeedsValues(
-                    f"{_where()[0]} calls {name}, which synchronizes with the GPU, because the "
-                    "shape of its result depends on values; fake tensors have no values"
+                    f"{_where()[0]} calls {name}, which synchronizes with the GPU. Replace "
+                    f"{name} with an operator whose output shape does not depend on values, "
+                    "such as torch.where"
                 ) from error
         return _stand_in(inputs[0].dtype)
 

@@ -162,12 +162,12 @@ def audit(make: Callable[[Any], Any], params: Any) -> StepReport:
     if isinstance(make, Optimizer):
         name = type(make).__name__
         raise TypeError(
-            "audit: make must be a function that returns an optimizer, such as lambda params: "
-            f"{name}(params), got an existing {name}"
+            "audit: the argument make= must be a function that returns an optimizer, such as "
+            f"lambda params: {name}(params), got an existing {name}"
         )
     params = list(params)
     if not params:
-        raise ValueError("audit: params must contain at least one parameter")
+        raise ValueError("audit: params= must contain at least one parameter")
     lines_on_gpu = on_gpu(make, params) if torch.cuda.is_available() else None
     baseline = replace(trial(by_hand, params), name=BASELINE)
     report = trial(make, params)
@@ -231,8 +231,9 @@ def trial(make: Callable[[Any], Any], params: Sequence[Any]) -> StepReport:
     last = ledgers[-1]
     if not last.requests:
         raise RuntimeError(
-            "audit: the step ran no operator on the parameters that make received: make must use "
-            "these parameters, not the parameters of an existing model"
+            "audit: the step used none of the parameters that audit passed to the function "
+            "make(params): construct the optimizer from these parameters, not from the "
+            "parameters of an existing model"
         )
     findings = waits(last)
     if not ended:
@@ -272,13 +273,15 @@ def _step_of(stepper: Any) -> Callable[[], Any]:
     """Return the step function of an optimizer or a clipper, or a function itself."""
     if isinstance(stepper, Attached):
         raise TypeError(
-            "audit: make must return the optimizer, not the handle that attach returned"
+            "audit: the function make(params) must return the optimizer, not the handle that "
+            "attach returned"
         )
     step: Callable[[], Any] = getattr(stepper, "step", stepper)
     if callable(step):
         return step
     raise TypeError(
-        f"audit: make must return an optimizer or a function that does a step, got {stepper!r}"
+        "audit: the function make(params) must return an optimizer or a step function, got "
+        f"{stepper!r}"
     )
 
 

@@ -129,20 +129,20 @@ def read(cls: type, name: str, hint: Any) -> tuple[bool, Allowed | None]:
     unread = isinstance(hint, str) and NAMES.search(hint)
     if unread or (live and any([hasattr(x, "__forward_arg__") for x in inside])):
         raise TypeError(
-            f"{field}, {hint}, cannot be evaluated: import or define all names of the annotation "
-            "at the top of the module, not only under TYPE_CHECKING"
+            f"{field} cannot be evaluated, got {hint}: import or define all names of the "
+            "annotation at the top of the module, not only under TYPE_CHECKING"
         )
     if not live and any([x is MARK for x in inside]):
         raise TypeError(
-            f"{field} must have Live on the outside, for example Live[float | None] instead of "
+            f"{field} must begin with Live, for example Live[float | None] instead of "
             "Live[float] | None"
         )
     kind = kind_of(hint)
     if kind is None and any([isinstance(x, Within) for x in inside]):
         raise TypeError(
-            f"{field}, {hint}, has bounds in a place where they cannot be checked. Bounds are "
-            "supported for a number, for a number or None, and for a tuple if all its elements "
-            "have the same bounds, such as tuple[Share, Share]"
+            f"{field} has bounds that the library cannot check, got {hint}. Put bounds only "
+            "on a number, on an optional number, or on all elements of a tuple, such as "
+            "tuple[Share, Share]"
         )
     return live, kind
 

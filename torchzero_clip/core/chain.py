@@ -204,7 +204,8 @@ def refuse_complex(bucket: Bucket) -> None:
     if tfm.complex == "refuse" and bucket.dtype.is_complex:
         raise TypeError(
             f"{type(tfm).__name__} does not support complex parameters, got a parameter of "
-            f"{bucket.dtype}; transforms that only use norms, such as ClipNorm, support them"
+            f"{bucket.dtype}. Only transforms of norms, such as ClipNorm, support complex "
+            "parameters"
         )
 
 
@@ -246,8 +247,8 @@ def transformed(
     if any([key not in results for keys in wanted for key in keys]):
         link = buckets[0].bound
         raise RuntimeError(
-            f"{link.path}: the transforms inside, {[child.path for child in link.children]}, must "
-            "return an update for every parameter, but returned none for some parameters"
+            f"{link.path}: the transforms {[child.path for child in link.children]} must "
+            "return an update for every parameter, but at least one parameter has no update"
         )
     updates = [TensorList([results[key] for key in keys]) for keys in wanted]
     # The sessions must know these lists, or an engine might reuse their memory.
@@ -286,7 +287,7 @@ def bind(parent: Description, path: str = "", narrow: bool = False) -> tuple[Lin
     if len({link.path for link in links}) < len(links):
         raise ValueError(
             f"names of transforms must differ, got {sorted(link.path for link in links)}: "
-            "pass another name="
+            "pass a different name= to each of these transforms"
         )
     if not path:
         for top in links:

@@ -268,7 +268,7 @@ def _check_grads(
         raise TypeError(
             "sparse gradients are not supported, got a sparse gradient of shape "
             f"{tuple(params[i].shape)} for {label(index, group, i)}: construct the layer with "
-            "sparse=False, or use a separate torch.optim.SparseAdam for it"
+            "sparse=False, or use a separate torch.optim.SparseAdam for this parameter"
         )
     if not same_shapes([grads[i] for i in with_grad], [params[i] for i in with_grad]):
         i = next(i for i in with_grad if grads[i].shape != params[i].shape)

@@ -75,8 +75,8 @@ def from_config(config: Any) -> Any:
         rest = {name: arg for name, arg in config.items() if name not in ("type", "links")}
         return make(config["type"], rest, config.get("links", ()))
     raise TypeError(
-        "a config must be a name, a pair (name, arguments), a dict with the key 'type', or a list "
-        f"of these, got {config!r}"
+        "a config must be a name, a pair (name, arguments), a dict with the key 'type', or a "
+        f"list of such configs, got {config!r}"
     )
 
 

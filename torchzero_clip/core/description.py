@@ -78,7 +78,7 @@ class Description:
             if holder := _name_taken(cls, field):
                 raise TypeError(
                     f"{cls.__name__}: the field '{field.name}' would replace {holder}: choose "
-                    "another name"
+                    "a different name for the field"
                 )
         _read_annotations(cls, own)
         refuse_live_reads(cls, cls.live)
@@ -221,8 +221,8 @@ def _read_annotations(cls: type[Description], own: list[dataclasses.Field[Any]])
             live.append(field.name)
     if taken := {*RESERVED, *ON_NORMS}.intersection(live):
         raise TypeError(
-            f"{cls.__name__}: '{min(taken)}' cannot be a live hyperparameter, because param_groups "
-            "uses this key: choose another name"
+            f"{cls.__name__}: '{min(taken)}' cannot be a live hyperparameter, because "
+            "param_groups uses this key: choose a different name for the hyperparameter"
         )
     names = [field.name for field in own]
     cls.live = (*[name for name in cls.live if name not in names], *live)

@@ -57,8 +57,9 @@ class GradPlace:
             setattr(p, self.given, grad)
         else:
             raise RuntimeError(
-                f"grad={self.given!r} returned a gradient that cannot be changed in place: return "
-                "a tensor that has its own memory and whose elements do not overlap in memory"
+                f"grad={self.given!r} returned a gradient that cannot be changed in place: "
+                "return a tensor whose elements do not share memory with each other or with "
+                "another tensor"
             )
 
     def drop(self, p: Tensor) -> None:

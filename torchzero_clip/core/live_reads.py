@@ -43,8 +43,8 @@ def refuse_live_reads(cls: type, live: Collection[str]) -> None:
         if name is not None:
             raise TypeError(
                 f'{cls.__name__}: {method} must read group["{name}"] instead of self.{name}, '
-                "because self has the value from the constructor, without parameter groups and "
-                "schedules"
+                f"because self.{name} ignores the values in parameter groups and the changes "
+                "by schedules"
             )
 
 

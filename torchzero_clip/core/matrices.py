@@ -230,8 +230,9 @@ class Matrices:
                     owners.append(owner)
                 elif t is not None and t.shape != form.shape:
                     raise ValueError(
-                        f"{form.key!r} has shape {tuple(t.shape)}, but the matrix needs "
-                        f"{tuple(form.shape)}: delete optimizer.state[p] to restart its state"
+                        f"the state {form.key!r} has shape {tuple(t.shape)}, but the matrix "
+                        f"needs state of shape {tuple(form.shape)}: delete optimizer.state[p] "
+                        "to restart the state of the parameter p"
                     )
                 elif owner is None or owner_of(t) is not None:
                     state[form.key] = t
@@ -329,8 +330,8 @@ def _form(bucket: Bucket, p: Tensor, size: tuple[int, int], b: int) -> dict[str,
     for name, t in state.items():
         if not t.dim():
             raise ValueError(
-                f"{path}: init_matrix returns a 0-dim tensor for {name!r}: give it the shape "
-                "(1,), because each rank stores a part of the state"
+                f"{path}: init_matrix must return state with at least one dim, got a 0-dim "
+                f"tensor for {name!r}: return a tensor of shape (1,) instead"
             )
         dtype = statistic_dtype(p) if t.is_floating_point() else t.dtype
         forms[name] = StateForm(matrix_key(path, name, b), t.shape, dtype, p.device)

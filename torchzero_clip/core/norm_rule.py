@@ -100,8 +100,8 @@ class NormRule(Transform):
         """
         if tensors.measure is None:
             raise ValueError(
-                f"{type(self).__name__}.measure: tensors must be a TensorList that was computed "
-                'from group["params"] or group["grads"] inside the method limit'
+                f"{type(self).__name__}.measure: tensors= must be a TensorList that was "
+                'computed from group["params"] or group["grads"] inside the method limit'
             )
         return tensors.measure(tensors)
 
@@ -244,8 +244,8 @@ class NormRule(Transform):
         if sliced and (self.init_unit() or type(self).init is not Transform.init):
             raise ValueError(
                 f"{type(self).__name__}: dim must be None, 'layer', 'group' or 'global', got "
-                f"{self.dim!r}. Ints are not supported, because {type(self).__name__} keeps state "
-                "between steps"
+                f"{self.dim!r}. An int is not supported as dim=, because "
+                f"{type(self).__name__} keeps state between steps"
             )
 
 

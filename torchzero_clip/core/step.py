@@ -206,7 +206,7 @@ class Step:
         if self.loss is None:
             raise RuntimeError(
                 f"{path} needs the loss of each step: call opt.report(loss=loss) before "
-                "opt.step(), or pass step a closure that returns the loss"
+                "opt.step(), or call opt.step(closure) with a closure that returns the loss"
             )
         if self._mean_loss is None:
             if isinstance(self.loss, Tensor):

@@ -92,7 +92,8 @@ def call_user(name: str, function: Callable[..., R], *args: Any) -> R:
         if "view size is not compatible" not in str(error):
             raise
         raise RuntimeError(
-            f"{name} calls view() on a tensor whose strides do not allow it: call reshape() instead"
+            f"{name} calls view() on a tensor whose strides do not allow a view: call "
+            "reshape() instead"
         ) from error
 
 
@@ -176,8 +177,8 @@ class TensorList:
 
     def _no_operator(self, other: object) -> Any:
         raise TypeError(
-            "TensorList does not support operators and indexing: use its methods, such as u.mul(x) "
-            "or u.neg(), and u.tensors[i]"
+            "TensorList does not support operators and indexing: use methods of the "
+            "TensorList, such as u.mul(x) or u.neg(), and index u.tensors[i]"
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_operator

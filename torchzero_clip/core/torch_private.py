@@ -175,7 +175,7 @@ def is_strided(placement: Any) -> bool:
     if type(placement) is Shard:
         return False
     if not hasattr(placement, "split_factor"):
-        raise TypeError(f"{placement!r} is neither a Shard nor FSDP's strided shard")
+        raise TypeError(f"the placement must be a Shard or FSDP's strided shard, got {placement!r}")
     return True
 
 

@@ -102,7 +102,7 @@ def _links_with_averages(links: Sequence[Link], name: str | None) -> list[Link]:
         return averaging[::-1]
     paths = [link.path for link in averaging]
     if name not in paths:
-        raise ValueError(f"averaged: name must be None or one of {paths}, got {name!r}")
+        raise ValueError(f"averaged: name= must be None or one of {paths}, got {name!r}")
     return [link for link in averaging if link.path == name]
 
 
@@ -217,9 +217,10 @@ def warn_of_gathered(method: str, optimizer: Any, model: Module | None) -> None:
     layouts = [layout for p in params_of(optimizer) if (layout := layout_of(p)) is not None]
     if model is None and any([layout.split for layout in layouts]) and _uses_fsdp2():
         warn(
-            f"{method}: FSDP2 keeps the gathered weights of its root module after an evaluation, "
-            "so the next training step would use the averaged weights. Pass the model, as in "
-            f"{method.removesuffix(')')}model=model), or call model.reshard() before and after"
+            f"{method}: FSDP2 keeps the gathered weights of its root module after an "
+            "evaluation, so the next training step would use the averaged weights. Pass the "
+            f"model, as in {method.removesuffix(')')}model=model), or call model.reshard() "
+            "before and after this call"
         )
 
 
@@ -293,13 +294,13 @@ def refuse(optimizer: Any, method: str, shown: bool = False) -> None:
     """
     if optimizer._inside:
         raise RuntimeError(
-            f"{method} is not allowed inside averaged(), because the parameters are the averaged "
-            "weights there: leave the with block first"
+            f"{method} is not allowed in the with block of averaged(), because the parameters "
+            f"are the averaged weights during this block: leave the block before {method}"
         )
     if shown and is_shown(optimizer):
         raise RuntimeError(
-            f"{method} is not allowed after eval(), because the parameters are the averaged "
-            "weights: call train() first, which restores the training weights"
+            f"{method} is not allowed between eval() and train(), because eval() replaces the "
+            f"parameters with the averaged weights: call train() before {method}"
         )
 
 

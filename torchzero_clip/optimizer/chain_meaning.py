@@ -102,7 +102,7 @@ def refuse_step(owner: str, links: Sequence[Link]) -> None:
         live = getattr(link.transform, "live", ())
         if link.transform.place in ("step", "end") or "lr" in live:
             reasons = [words for key, words in SET_ELSEWHERE.items() if key in live]
-            belongs = "use it after LR in a Modular"
+            belongs = "use this transform after LR in a Modular"
             _refuse(owner, link, "; ".join(reasons) or belongs)
     for last in links[-1:]:
         factor = getattr(last.transform, "factor", 1.0)
@@ -112,8 +112,8 @@ def refuse_step(owner: str, links: Sequence[Link]) -> None:
 
 def _refuse(owner: str, link: Link, reason: str) -> NoReturn:
     raise ValueError(
-        f"{owner}: {link.transform!r} cannot be used here, because another optimizer updates the "
-        f"parameters: {reason}"
+        f"{owner}: {link.transform!r} cannot be used in {owner}, because a different "
+        f"optimizer updates the parameters: {reason}"
     )
 
 
@@ -152,7 +152,7 @@ def _empty_masks(optimizer: ChainRunner) -> Iterator[str]:
     for link in optimizer.keys.links:
         where = "where" in getattr(link.transform, "asks", ())
         if where and params and not any([link.transform.where(name, p) for name, p in params]):
-            yield f"{link.path} has no effect: where selects none of the {len(params)} parameters"
+            yield f"{link.path} has no effect: where= selects none of the {len(params)} parameters"
 
 
 def _unusual_params(optimizer: ChainRunner) -> Iterator[str]:

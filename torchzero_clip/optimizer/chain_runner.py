@@ -219,7 +219,7 @@ class ChainRunner(Optimizer):
         self._reported["loss"] = one_number(loss)
         if self._reported["loss"] is None:
             raise TypeError(
-                f"report: loss must be a number or a tensor with one element, got {got(loss)}"
+                f"report: loss= must be a number or a tensor with one element, got {got(loss)}"
             )
 
     # ------------------------------------------------------------------ reports
@@ -351,8 +351,8 @@ class ChainRunner(Optimizer):
         if self.process_group is not None:
             raise TypeError(
                 f"a {type(self).__name__} with a process_group cannot be copied or pickled: "
-                "construct another with the same transforms, and load this optimizer's "
-                "state_dict() there"
+                "construct a new optimizer with the same transforms, and pass the "
+                "state_dict() of the old optimizer to load_state_dict() of the new optimizer"
             )
         options = {name: getattr(self, name) for name in self._options}
         return {**super().__getstate__(), "chain": self.chain, **options}

@@ -83,9 +83,10 @@ class Checkpoint:
                 )
             if marks(shared)[:1] != own_marks[:1]:
                 raise ValueError(
-                    "the checkpoint was saved with other transforms. It has "
-                    f"{self._contents(group)}, but this optimizer has {chain}: to load the state "
-                    "that both have, call take_over(optimizer, state_dict)"
+                    "the checkpoint was saved with different transforms. The checkpoint has "
+                    f"{self._contents(group)}, but this optimizer has {chain}: to load the "
+                    "state of the transforms that both have, call take_over(optimizer, "
+                    "state_dict)"
                 )
             try:
                 self.keys.tidy(dict(group), later=True)
@@ -95,8 +96,8 @@ class Checkpoint:
         self._refuse_nan()
         if any([marks(group["chain"]) != own_marks for group in self.groups]):
             warn(
-                "the checkpoint was saved with other arguments of the transforms. This optimizer "
-                f"keeps its own arguments: {chain}",
+                "the checkpoint was saved with different arguments of the transforms. The "
+                f"optimizer ignores the arguments in the checkpoint and uses {chain}",
             )
 
     def _check_state(self, g: int, group: Mapping[str, Any], shared: Mapping[str, Any]) -> None:

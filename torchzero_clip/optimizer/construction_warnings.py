@@ -86,7 +86,7 @@ def _no_rate(optimizer: ChainRunner) -> Iterator[Remark]:
     more = "Schedulers also need an lr"
     if flow.masks:
         outside = f" for parameters outside {flow.masks[0].path}"
-        more = "To scale the updates of some parameters only, use Scale(...)"
+        more = "To scale only the updates of certain parameters, use Scale(...)"
     yield Remark(
         f"the chain has no learning rate{outside}, so updates are subtracted without scaling",
         f"add LR(...) at the end of {optimizer.chain!r}, or LR(1.0) for no scaling. {more}",
@@ -142,7 +142,8 @@ def _misplaced_links(optimizer: ChainRunner) -> Iterator[Remark]:
             if before.rate is not None:
                 rate = before.rate.path
                 yield Remark(
-                    f"{link.path} comes after {rate}, so it limits the step instead of the gradient"
+                    f"{link.path} comes after {rate}, so {link.path} limits the step instead "
+                    "of the gradient"
                 )
             before.clip = before.clip or link
         elif isinstance(rule, Smoothing):
@@ -251,7 +252,9 @@ def _clips_without_effect(optimizer: ChainRunner) -> Iterator[Remark]:
         yield Remark(
             f"{clip.path} with the limit {limit:g} never clips: after {bound.link.path}, "
             f"{bound.noun} are at most {bound.limit:g}",
-            f"remove one of them, or put {clip.path} first" if bound.exact else "",
+            f"remove {clip.path}, or put {clip.path} before {bound.link.path}"
+            if bound.exact
+            else "",
         )
 
 
@@ -374,7 +377,8 @@ def warn_of_lost_updates(optimizer: ChainRunner) -> None:
         WARNED.add("lost updates")
         warn(
             "parameters are in half precision, so small updates are lost in rounding. Pass "
-            "rounding='exact' (keeps float32 weights, 2 more bytes per bfloat16 parameter), "
-            "'kahan' (2 more bytes) or 'stochastic' (no more bytes). Pass rounding='nearest' to "
-            "accept the loss, which metrics() reports as rounding/lost"
+            "rounding='exact', 'kahan' or 'stochastic' to keep small updates. 'exact' and "
+            "'kahan' need 2 additional bytes per bfloat16 parameter, and 'stochastic' needs "
+            "no additional memory. Pass rounding='nearest' to accept the lost updates, which "
+            "metrics() reports as rounding/lost"
         )

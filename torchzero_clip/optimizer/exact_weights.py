@@ -69,13 +69,14 @@ def _check_fit(model: Module, state: Any) -> None:
             raise TypeError(f"load_exact: {key!r} must be a tensor, got {type(value).__name__}")
         if value.shape != t.shape:
             raise ValueError(
-                f"load_exact: {key!r} has shape {tuple(value.shape)}, but shape {tuple(t.shape)} "
-                "in the model"
+                f"load_exact: {key!r} has shape {tuple(value.shape)} in the state dict, but "
+                f"shape {tuple(t.shape)} in the model"
             )
         if layout_of(value) != layout_of(t):
             raise ValueError(
-                f"load_exact: {key!r} must be sharded as it is in the model: distribute it first, "
-                "for example with torch.distributed.tensor.distribute_tensor"
+                f"load_exact: {key!r} must be sharded in the state dict in the same way as in "
+                "the model: distribute the tensor first, for example with "
+                "torch.distributed.tensor.distribute_tensor"
             )
 
 

@@ -61,8 +61,9 @@ class GroupKeys:
         for name, links_ in self.owners.items():
             if name == "lr" and len(links_) > 1:
                 raise ValueError(
-                    f"only one transform may have an lr, got {[link.path for link in links_]}: for "
-                    "several learning rates, use parameter groups, or Scale(factor) in branches"
+                    "only one transform may have an lr, got "
+                    f"{[link.path for link in links_]}: to use several learning rates, create "
+                    "parameter groups, or put Scale(factor) into branches"
                 )
             for link in links_:
                 qualified = f"{link.path}/{name}"
@@ -84,15 +85,16 @@ class GroupKeys:
         """
         if later and "chain" not in group:
             raise ValueError(
-                "param_groups must not be replaced: use add_param_group, or change it in place"
+                "param_groups must not be replaced: call add_param_group, or change the list "
+                "param_groups in place"
             )
         for key in [k for k in group if k not in (*RESERVED, *ON_NORMS, *self.defaults)]:
             if key in self.aliases:
                 if self.aliases[key] in group and not later:
                     short = self.aliases[key]
                     raise ValueError(
-                        f"a parameter group must not have both {key!r} and {short!r}, which are "
-                        "the same hyperparameter"
+                        f"a parameter group must not have both {key!r} and {short!r}, which "
+                        "are two names of the same hyperparameter"
                     )
                 group[self.aliases[key]] = group.pop(key)
             elif key not in SCHEDULER_KEYS:
@@ -170,7 +172,8 @@ class GroupKeys:
                 if isinstance(rule, Smoothing) and key in rule.torch_names:
                     own = link.keys[rule.torch_names[key]]
                     raise ValueError(
-                        f"a parameter group has {key}={value!r}: {link.path} uses the name {own!r}"
+                        f"a parameter group has {key}={value!r}, but {link.path} uses the "
+                        f"name {own!r}: use the key {own!r} instead of {key!r}"
                     )
             raise ValueError(
                 f"a parameter group has {key}={value!r}, but no transform uses it: add "
@@ -188,18 +191,18 @@ class GroupKeys:
         for link in guards:
             if link not in tops[: len(guards)]:
                 raise ValueError(
-                    f"{link.path} must be the first transform, got the order "
-                    f"{[top.path for top in tops]}"
+                    f"{link.path} must be the first transform, got the transforms in the "
+                    f"order {[top.path for top in tops]}"
                 )
         unread: list[tuple[str, str]] = []
         _follow(tops, None, unread)
         if unread:
             clip, producer = unread[0]
             raise ValueError(
-                f'{clip} with target="grad" has no effect, because {producer} has already computed '
-                f"the update from the gradients: put {clip} before {producer}, or use "
-                'target="update". If one of your classes reads group["grads"], set '
-                'reads = ("grads",) in this class'
+                f'{clip} with target="grad" has no effect, because {producer} has already '
+                f"computed the update from the gradients: put {clip} before {producer}, or "
+                f'pass target="update" to {clip}. If one of your classes reads '
+                'group["grads"], set reads = ("grads",) in this class'
             )
 
 

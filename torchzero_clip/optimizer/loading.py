@@ -62,7 +62,7 @@ def keep_own_values(
         key = keys.aliases.get(name, name)
         if key not in keys.defaults:
             raise ValueError(
-                "load_state_dict: keep must contain only hyperparameters, which are "
+                "load_state_dict: keep= must contain only hyperparameters, which are "
                 f"{[*keys.defaults]}, got {name!r}"
             )
         spellings = {key, *[long for long, short in keys.aliases.items() if short == key]}

@@ -72,9 +72,10 @@ def take_over(
     offered = {key for _, theirs in pairs for key in theirs}
     if known and offered and not common:
         raise ValueError(
-            f"take_over: the checkpoint has the state {sorted(offered)}, but this optimizer has "
-            f"{known}, and no name is in both. If the checkpoint is from a torch optimizer, name "
-            'the transform that receives its state, such as link="Adam"'
+            f"take_over: the checkpoint has the state {sorted(offered)}, and this optimizer "
+            f"has the state {known}, but no name is in both lists. If the checkpoint is from "
+            "a torch optimizer, pass the name of the transform that receives the state, such "
+            'as link="Adam"'
         )
     for ours, theirs in pairs:
         for key in ours.keys() & theirs.keys():
@@ -87,7 +88,7 @@ def _link_at(optimizer: ChainRunner, path: str) -> Link:
     """Return the link with a path. Raise ValueError if no link has this path."""
     paths = {link.path: link for link in optimizer.keys.links if link.transforms}
     if path not in paths:
-        raise ValueError(f"take_over: link must be one of {sorted(paths)}, got {path!r}")
+        raise ValueError(f"take_over: link= must be one of {sorted(paths)}, got {path!r}")
     return paths[path]
 
 

@@ -31,7 +31,8 @@ def check_run(opt: Any, model: Any, parts: Any) -> list[Any]:
     need(isinstance(model, Module), message, TypeError)
     trained = set(params_of(opt))
     message = (
-        "model must be the model that the optimizer trains, got a model without its parameters"
+        "model must be the model that the optimizer trains, got a model that has none of the "
+        "optimizer's parameters"
     )
     need(not trained or any([p in trained for p in model.parameters()]), message)
     is_list = isinstance(parts, Iterable) and not hasattr(parts, "state_dict")
@@ -69,15 +70,16 @@ def check_numbers(options: dict[str, Any]) -> None:
 def check_slower(opt: Modular | Attached, slower: Any) -> tuple[float, int]:
     """Check the argument `slower`, and return the factor and the number of steps."""
     message = (
-        "slower must be a pair of a factor for the learning rate, at most 1, and a number of "
-        f"steps, such as (0.5, 100), got {slower!r}"
+        f"slower= must be a pair (factor, steps), such as (0.5, 100), got {slower!r}. The "
+        "factor of the learning rate must be above 0 and at most 1, and the number of steps "
+        "must be at least 0"
     )
     need(isinstance(slower, (tuple, list)) and len(slower) == 2, message)
     factor, steps = slower
     need(type(factor) in (int, float) and 0 < factor <= 1, message)
     need(type(steps) is int and steps >= 0, message)
     has_rate = factor == 1 or "lr" in opt.defaults or isinstance(opt, Attached)
-    need(has_rate, "slower requires a learning rate: add LR at the end of the chain")
+    need(has_rate, "slower= requires a learning rate: add LR at the end of the chain")
     return factor, steps
 
 

@@ -32,7 +32,7 @@ from torchzero_clip.study.recorder import Recorder
 
 T = TypeVar("T")
 UNSEEN = (
-    "which is a data loader, so your loop must get its batches from Recover: write `for batch in "
+    "which is a data loader: replace the loop over this loader with `for batch in "
     "recover.batches(loader):`"
 )
 EARLY = (
@@ -49,9 +49,10 @@ REMOVED = (
     "of the newer Recover"
 )
 OTHER_RANKS = (
-    "Recover: the snapshots in the checkpoint were ignored, because they were saved on another "
-    "rank or with another number of ranks. Recover takes a new snapshot after the next check. To "
-    "keep snapshots, save recover.state_dict() on each rank and load it on the same rank"
+    "Recover: the snapshots in the checkpoint were ignored, because a different rank saved "
+    "the snapshots, or because the number of ranks has changed. Recover takes a new snapshot "
+    "after the next check. To keep snapshots, save recover.state_dict() on each rank, and "
+    "load each file on the same rank"
 )
 
 

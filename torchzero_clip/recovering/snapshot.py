@@ -214,9 +214,10 @@ class Snapshot:
         for grad in self._gradients:
             if grad.layout != (None if grad.own else layout_of(grad.param)):
                 raise RuntimeError(
-                    "Recover: for a sharded model, state_dict() cannot save a snapshot that was "
-                    "taken between backward() and the step of the optimizer. Call "
-                    "recover.step() after a step of the optimizer, and then state_dict()"
+                    "Recover: for a sharded model, state_dict() cannot save a snapshot that "
+                    "was taken between backward() and the step of the optimizer. Call "
+                    "optimizer.step() first, then recover.step(), and then "
+                    "recover.state_dict()"
                 )
         self._restore_engines = self._forget_recorded_steps()
         return {

@@ -81,8 +81,9 @@ def too_far(links: Iterable[Link], limit: str) -> list[Link]:
         plain = isinstance(rule, NormRule) and type(rule).step is NormRule.step
         if link.transforms and "loss" in rule.reads:
             raise ValueError(
-                f"release: {link.path} is not supported, because it needs the loss of each step, "
-                "but parameters are updated during backward(), before you can report the loss"
+                f"release: {link.path} is not supported, because {link.path} needs the loss "
+                "of each step. After release, parameters are updated during backward(), "
+                "before you can report the loss"
             )
         scales = plain and type(rule).apply is NormRule.apply
         if link.transforms and rule.reach != "tensor":

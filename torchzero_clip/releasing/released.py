@@ -89,7 +89,7 @@ class Released(Modular):
         self, params: Iterable[Any], *transforms: Transform, limit: str, **options: Any
     ) -> None:
         if limit not in LIMITS:
-            raise ValueError(f"release: limit must be one of {list(LIMITS)}, got {limit!r}")
+            raise ValueError(f"release: limit= must be one of {list(LIMITS)}, got {limit!r}")
         self.limit = limit
         self._watching = True
         self._lock = threading.RLock()  # backward has a thread for each device
@@ -264,6 +264,7 @@ class Released(Modular):
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
-            "the optimizer that release returned cannot be copied or pickled: call release for the "
-            "other model, and load this optimizer's state_dict() there"
+            "the optimizer that release returned cannot be copied or pickled: call release "
+            "for the new model, and pass the state_dict() of the old optimizer to "
+            "load_state_dict() of the new optimizer"
         )

@@ -160,7 +160,7 @@ class File:
         for name in FOREACH_CALL.findall(text):
             if not has_foreach(name):
                 missing = f"torch._foreach_{name}, which torch {torch.__version__} does not have"
-                raise SourceError(f"to_source: the exported code would call {missing}")
+                raise SourceError(f"to_source: the exported code needs {missing}")
         return text
 
     def _docstring(self) -> Iterator[str]:

@@ -103,7 +103,8 @@ class Functions:
         node = node_of(function)
         if len(node.args.args) != 2 or len(_parameters(node)) != 2:
             raise SourceError(
-                f"the function {function.__name__!r} must have two arguments, name and parameter"
+                f"the function {function.__name__!r} must have two arguments, a name and a "
+                "parameter"
             )
         written = isinstance(node, ast.FunctionDef)
         name = self._name(f"_{function.__name__.strip('_')}" if written else "_where")
@@ -159,8 +160,8 @@ class Functions:
                 texts[name] = constant(value)
             else:
                 raise SourceError(
-                    f"the function {function.__name__!r} uses {name!r}, which must be a number, a "
-                    "string or another function"
+                    f"the function {function.__name__!r} uses {name!r}, which must be a "
+                    "number, a string or a function"
                 )
         return texts
 
@@ -200,8 +201,8 @@ def node_of(function: FunctionType) -> ast.FunctionDef | ast.Lambda:
     if nodes:
         return nodes[0]
     raise SourceError(
-        f"the source code of the function {function.__name__!r} cannot be read: define it with "
-        "def at the top level of a module"
+        f"the source code of the function {function.__name__!r} cannot be read: define the "
+        "function with def at the top level of a module"
     )
 
 

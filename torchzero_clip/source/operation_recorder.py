@@ -61,7 +61,8 @@ class OpRecorder(Operations, TorchFunctionMode):
             return func(*_plain(args), **_plain(kwargs))
         if base in HOST_READS and self.knows(args[0]) is not None:
             raise SourceError(
-                f"the transform calls {base.strip('_')} of a tensor, which needs its value"
+                f"the transform calls {base.strip('_')} on a tensor, which reads the value of "
+                "the tensor"
             )
         if base == "numel":
             return self._numel(args[0])

@@ -83,7 +83,7 @@ class NoCounts(dict[str, Any]):
 
     def _refuse(self, *_: Any) -> Any:
         """Raise the error for a rule that stores scalars of the whole model."""
-        raise SourceError("the transform keeps a step count or another number for the whole model")
+        raise SourceError("the transform stores a scalar for the whole model, such as a step count")
 
     __getitem__ = __setitem__ = setdefault = _refuse
 

@@ -168,7 +168,10 @@ class WrittenStep:
         for inner in [link for child in link.children for link in child.walk()]:
             rule = inner.transform
             if getattr(rule, "dim", None) == "global" and not isinstance(rule, NormRule):
-                raise SourceError(f"{inner.path} inside it combines all parameters")
+                raise SourceError(
+                    f"{inner.path} combines all parameters, which is not supported inside a "
+                    "transform"
+                )
 
     def _shrunk(self, bucket: Bucket) -> Bucket:
         """Write the step of `QKClip`. In the file, this step calls a function of the user."""

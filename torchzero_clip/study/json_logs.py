@@ -29,8 +29,8 @@ def of_json(text: str, source: str) -> dict[str, list[str]]:
         rows = [dict(flattened(row)) for row in objects(text, source)]
     except (RecursionError, MemoryError):
         raise ValueError(
-            f"Trace: {source} must be a JSON list of objects, or one JSON object per line, got "
-            "brackets that are nested too deeply"
+            f"Trace: {source} cannot be read, because its brackets are nested too deeply: "
+            "write a JSON list of objects, or one JSON object per line"
         ) from None
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name, "") for row in rows] for name in names}
@@ -64,7 +64,7 @@ def by_lines(lines: list[str], source: str) -> list[Any]:
             parsed.append(parsed_line(line))
         except (SyntaxError, TypeError, ValueError):
             if i == len(lines):
-                warn(f"Trace: the last line of {source} is incomplete, so it is skipped")
+                warn(f"Trace: the last line of {source} is incomplete, so Trace skips this line")
                 break
             raise ValueError(
                 f"Trace: every line of {source} must be a JSON object, got line {i}: "

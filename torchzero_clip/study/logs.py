@@ -70,8 +70,9 @@ class Log:
                     f"such as step,grad_norm, got {','.join(self.cells)}"
                 )
             raise ValueError(
-                f"Trace: {self.source} must have {WANTED}; {columns}. If one of these columns has "
-                "the norms, pass its name: --norms NAME, or Trace.read(path, NAME)"
+                f"Trace: {self.source} must have {WANTED}, but {columns}. If one of these "
+                "columns contains the norms, pass the name of this column: --norms NAME, or "
+                "Trace.read(path, NAME)"
             )
         if not self.units(name):
             raise ValueError(f"Trace: {self.source} has no column {name!r}; {columns}")
@@ -244,9 +245,11 @@ def with_whole_lines(text: str, source: str, cut: bool) -> str:
     if not last.strip():
         return text
     if above and not cut and has_all_cells(f"{above}\n", last):
-        warn(f"Trace: the last line of {source} may be incomplete, but is used: {last}")
+        warn(
+            f"Trace: the last line of {source} may be incomplete, but Trace uses this line: {last}"
+        )
         return f"{text}\n"
-    warn(f"Trace: the last line of {source} is incomplete, so it is skipped")
+    warn(f"Trace: the last line of {source} is incomplete, so Trace skips this line")
     return f"{above}\n" if above else ""
 
 
@@ -309,13 +312,13 @@ def cells_of(text: str, source: str, delimiter: str) -> dict[str, list[str]]:
                 cells += row
             if row and len(row) != width:
                 raise ValueError(
-                    f"Trace: every line of {source} must have {width} cells, like the header, got "
-                    f"{len(row)} in line {line}"
+                    f"Trace: every line of {source} must have {width} cells, like the header, "
+                    f"but line {line} has {len(row)} cells"
                 )
             line = reader.line_num + 1
     except csv.Error as error:
         raise ValueError(
-            f"Trace: {source} has a quote that is not closed, in line {line}: {error}"
+            f"Trace: line {line} of {source} has an opening quote without a closing quote: {error}"
         ) from None
     return {cells[i].strip(): cells[width + i :: width] for i in range(width)}
 

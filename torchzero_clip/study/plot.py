@@ -98,8 +98,8 @@ def draw(
         panels.append((1.0, partial(shares_panel, table, clipped)))
     if not panels:
         raise ValueError(
-            "Recorder: there is nothing to plot: add a transform that measures norms, such as "
-            "ClipNorm(math.inf), or call Recorder.log"
+            "Recorder: plot has no data, because no norm was recorded: add a transform that "
+            "measures norms, such as ClipNorm(math.inf), or call Recorder.log"
         )
 
     heights = [height for height, _ in panels]

@@ -88,7 +88,7 @@ class Recorder:
         if callback is not None and not callable(callback):
             raise TypeError(f"Recorder: callback must be a function or None, got {callback!r}")
         if not isinstance(live, bool):
-            raise TypeError(f"Recorder: live must be True or False, got {live!r}")
+            raise TypeError(f"Recorder: live= must be True or False, got {live!r}")
         self.capacity = capacity
         self.callback = callback
         self.every = every
@@ -104,7 +104,10 @@ class Recorder:
         self._last_records: object = None  # the records of the rules in the last row
         steps = optimizer._optimizer() if isinstance(optimizer, Attached) else optimizer
         if steps is None:
-            raise RuntimeError("Recorder: the optimizer of this handle no longer exists")
+            raise RuntimeError(
+                "Recorder: the optimizer of this handle no longer exists: keep a reference to "
+                "the optimizer"
+            )
         after = torch.compiler.disable(self._after_step)  # a compiled step does not trace this
         self._hook = steps.register_step_post_hook(after)
 
@@ -122,7 +125,8 @@ class Recorder:
         for name in ("step", ROW):
             if name in values:
                 raise ValueError(
-                    f"Recorder: log does not accept the name {name!r}, because Recorder sets it"
+                    f"Recorder: the method log does not accept the name {name!r}, because "
+                    "Recorder itself uses this name"
                 )
         self._logged += [(name, number(name, value)) for name, value in values.items()]
 
@@ -300,7 +304,8 @@ def number(name: str, value: Any) -> float | Tensor:
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(
-                f"{wanted}, got {name} of shape {tuple(value.shape)}: log its mean, for example"
+                f"{wanted}, got {name} of shape {tuple(value.shape)}: log one number, such as "
+                f"{name}.mean()"
             )
         if value.is_complex() or value.layout != torch.strided:
             kind = f"{value.dtype}, {value.layout}"
@@ -313,7 +318,7 @@ def number(name: str, value: Any) -> float | Tensor:
     except OverflowError:  # the number itself may have too many digits to print
         raise ValueError(
             f"{wanted} that can be converted to float, got {name}, an integer of "
-            f"{int(value).bit_length()} bits: log its logarithm, for example"
+            f"{int(value).bit_length()} bits: log a smaller number, such as math.log({name})"
         ) from None
 
 

@@ -51,8 +51,8 @@ def simulate(trace: Trace, *rules: NormRule) -> Simulation:
     """
     if not isinstance(trace, Trace):
         raise TypeError(
-            f"simulate: trace must be a Trace, got {trace!r}: for a file, use Trace.read(path); "
-            "for a Recorder, use Trace.of(recorder)"
+            f"simulate: trace= must be a Trace, got {trace!r}: use Trace.read(path) for a "
+            "file, or Trace.of(recorder) for a Recorder"
         )
     if not rules:
         raise ValueError("simulate: at least one rule is required, such as ZClip()")
@@ -113,9 +113,9 @@ class Simulation:
         spikes = self.trace.spikes
         if spikes is None:
             raise ValueError(
-                "Simulation: alarms needs a trace that marks the spikes: call "
-                "Recorder.log(spike=1) before each step with a spike, and Recorder.log(spike=0) "
-                "before all other steps"
+                "Simulation: the method alarms needs a trace that marks the spikes: call "
+                "Recorder.log(spike=1) before each step with a spike, and "
+                "Recorder.log(spike=0) before each step without a spike"
             )
         clipped = self.clipped.double()
         return clipped[~spikes].mean(0), 1 - clipped[spikes].mean(0)
@@ -151,8 +151,8 @@ def check(rules: Sequence[NormRule]) -> None:
         has_own_code = type(rule).step is not NormRule.step or type(rule).init is not Transform.init
         if has_own_code or rule.ord != 2 or rule.scope not in SCOPES or rule.min_size > 1:
             raise ValueError(
-                f"simulate: {rule!r} is not supported, because a recorded run has only the "
-                "2-norms of tensors, layers or the model"
+                f"simulate: {rule!r} is not supported, because a recorded run contains only "
+                "the 2-norms of tensors, layers or the model"
             )
 
 
@@ -179,8 +179,8 @@ class Recorded(dict[str, Any]):
 
     def __missing__(self, key: str) -> Any:
         raise ValueError(
-            f"simulate: rules that read group[{key!r}] are not supported, because a recorded run "
-            "has only norms"
+            f"simulate: rules that read group[{key!r}] are not supported, because a recorded "
+            "run contains only norms"
         )
 
 

@@ -50,7 +50,7 @@ def test_min_value_does_not_halve_healthy_updates():
 
 @pytest.mark.parametrize("rule", [ClipNormGrowth, ClipValueGrowth])
 def test_growth_without_bounds_is_an_error(rule):
-    with pytest.raises(ValueError, match=f"{rule.__name__}: pass add or mul, got None for both"):
+    with pytest.raises(ValueError, match=f"{rule.__name__}: pass add= or mul=, got None for both"):
         rule(add=None, mul=None)
 
 

@@ -92,11 +92,11 @@ def test_layers_need_names():
 
 
 def test_a_spelling_for_global_and_a_dim_together_are_an_error():
-    with pytest.raises(ValueError, match=r"either dim or parameterwise=False.*'group'"):
+    with pytest.raises(ValueError, match=r"parameterwise=False means dim='global'.*'group'"):
         ClipNormGrowth(parameterwise=False, dim="group")
     for rule in (ClipNormByEMA, NormalizeByEMA):
         with pytest.raises(
-            ValueError, match=f"{rule.__name__}: pass either dim or tensorwise=False.*'group'"
+            ValueError, match=f"{rule.__name__}: tensorwise=False means dim='global'.*'group'"
         ):
             rule(tensorwise=False, dim="group")
 
@@ -122,7 +122,9 @@ def test_the_old_spelling_is_the_global_scope(spelt, plain):
 @pytest.mark.parametrize("rule", [ClipNormGrowth, ClipNormByEMA, NormalizeByEMA])
 @pytest.mark.parametrize("dim", [0, (0, 1), -1])
 def test_rules_with_memory_take_no_slices(rule, dim):
-    with pytest.raises(ValueError, match=f"{rule.__name__}: dim must be None.*memory"):
+    with pytest.raises(
+        ValueError, match=f"{rule.__name__}: dim must be None.*keeps state between steps"
+    ):
         rule(dim=dim)
 
 

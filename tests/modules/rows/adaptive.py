@@ -84,7 +84,7 @@ ROWS = [
             (
                 {"bounds": (2.0, 1.0)},
                 ValueError,
-                "the first of bounds must be at most the second, got",
+                "bounds= must be a pair (low, high) with low at most high, got",
             ),
         ],
         loose={"1": lambda: TrustRatio(bounds=(1.0, 1.0))},

@@ -45,7 +45,7 @@ GROWTH: list[Bad] = [
     *at_least("mul", 1, optional=True),
     *at_least("min_value", 0, optional=True),
     *at_least("max_decay", 1, optional=True),
-    ({"add": None, "mul": None}, ValueError, "pass add or mul, got None for both"),
+    ({"add": None, "mul": None}, ValueError, "pass add= or mul=, got None for both"),
 ]
 
 
@@ -56,7 +56,11 @@ BY_EMA: list[Bad] = [
     *BAD_ORD,
     *NO_SLICES,
     ({"ema_init": "ones"}, ValueError, "ema_init must be one of ['zeros', 'update'], got 'ones'"),
-    ({"tensorwise": False, "dim": "layer"}, ValueError, "pass either dim or tensorwise=False"),
+    (
+        {"tensorwise": False, "dim": "layer"},
+        ValueError,
+        "tensorwise=False means dim='global' and cannot be",
+    ),
 ]
 
 
@@ -239,7 +243,7 @@ ROWS = [
             (
                 {"parameterwise": False, "dim": "layer"},
                 ValueError,
-                "pass either dim or parameterwise=False, which means dim='global', got both",
+                "parameterwise=False means dim='global' and cannot be combined with dim='layer'",
             ),
         ],
         loose={"1e9": lambda: ClipNormGrowth(mul=1e9), "add": lambda: ClipNormGrowth(1e9, None)},
@@ -310,7 +314,7 @@ ROWS = [
             (
                 {"ema_tfm": Chain(Scale(2.0, target="grad"))},
                 ValueError,
-                "use Freeze, Accumulate, guards and transforms with",
+                "put Freeze, Accumulate, guards and transforms with",
             ),
         ],
         memory="guarded",

@@ -199,7 +199,7 @@ ROWS = [
                 "etas",
                 (1.2, 0.5),
                 (0.5, 1.0),
-                words="a pair of a number below 1 and a number above 1",
+                words="a pair (low, high) with low below 1 and high above 1",
             ),
             *number("etas", 0.5, error=TypeError, words="2 numbers, each above 0"),
             *number("step_sizes", (-1.0, 1.0), words="2 numbers, each at least 0"),
@@ -548,7 +548,7 @@ ROWS = [
             (
                 {"debias": True, "nesterov": True},
                 ValueError,
-                "debias=True and nesterov=True cannot be combined: use only one of",
+                "debias=True and nesterov=True cannot be combined: pass only one of",
             ),
         ],
         loose={"none": lambda: EMA(0.0), "none ahead": lambda: EMA(0.0, nesterov=True)},

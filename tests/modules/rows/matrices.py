@@ -132,18 +132,18 @@ ROWS = [
             (
                 {"tfm": Adam()},
                 TypeError,
-                "tfm must be a rule from a matrix to a matrix that has no",
+                "tfm= must be a transform of matrices without state, blocks=",
             ),
             (
                 {"tfm": SOAPBasis()},
                 TypeError,
-                "matrix that has no state, layout or target, such as O",
+                "matrices without state, layout= or target=, such as O",
             ),
-            ({"tfm": Orthogonalize(target="grad")}, TypeError, "or target, such as Orthogonali"),
+            ({"tfm": Orthogonalize(target="grad")}, TypeError, "or target=, such as Orthogonal"),
             (
                 {"tfm": Orthogonalize(layout={"a": [2]})},
                 TypeError,
-                "matrix that has no state, layout or target, such",
+                "matrices without state, layout= or target=, such",
             ),
             ({"tfm": None}, TypeError, "as Orthogonalize(), got None"),
             *LAYOUTS,

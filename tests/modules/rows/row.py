@@ -219,7 +219,7 @@ BAD_ORD: list[Bad] = [
 
 NO_SLICES: list[Bad] = [
     *BAD_DIM,
-    ({"dim": 0}, ValueError, "dim must be None, 'layer', 'group' or 'global', got 0. Ints"),
+    ({"dim": 0}, ValueError, "dim must be None, 'layer', 'group' or 'global', got 0. An int"),
     ({"dim": (0, 1)}, ValueError, "dim must be None, 'layer', 'group' or 'global', got (0, 1). "),
 ]
 

@@ -283,7 +283,7 @@ def test_a_wrong_rule_and_a_wrong_file_get_a_sentence(browser: Browser, lab: Lab
     browser.wait("!$('alert').hidden")
     assert "['epoch', 'loss']" in browser.value("$('alert').textContent")
     browser.value("send(new File(['['.repeat(100000)], 'x.json'))")
-    browser.wait("$('alert').textContent.includes('brackets that are nested too deeply')")
+    browser.wait("$('alert').textContent.includes('brackets are nested too deeply')")
     browser.value("send(new File(['step,grad_norm\\n1,2\\n2,3\\n'], 'y.csv'))")
     browser.wait("$('title').textContent === 'y.csv' && run.steps === 2 && $('alert').hidden")
     browser.wait(READY)

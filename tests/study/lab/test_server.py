@@ -109,7 +109,7 @@ def test_a_dropped_file_is_the_run(server: LabServer) -> None:
     wrong = refused(server, "file", b"epoch,loss\n1,2\n", **kind)
     assert "such as grad_norm, and preferably a column such as step" in wrong
     assert "its columns are ['epoch', 'loss']" in wrong
-    assert "brackets that are nested too deeply" in refused(server, "file", b"[" * 100_000, **kind)
+    assert "brackets are nested too deeply" in refused(server, "file", b"[" * 100_000, **kind)
     assert server.session.run(0, 0)["steps"] == 2
 
 
@@ -447,7 +447,7 @@ def test_loading_the_page_again_does_not(server: LabServer, monkeypatch) -> None
         (["nowhere.csv"], "No such file"),
         (
             ["other.csv"],
-            "preferably a column such as step; its columns are ['epoch', 'loss']",
+            "preferably a column such as step, but its columns are ['epoch', 'loss']",
         ),
         (["run.csv", "--norms", "x"], "has no column 'x'; its columns are ['step', 'norm/0']"),
         (["--follow"], "--follow requires a file"),

@@ -278,7 +278,11 @@ def test_a_line_without_an_end_is_said_unless_the_run_is_on_its_way(
     with open(path, "a", newline="") as file:
         file.write(f"6,{cell}")
     session = LabSession(path)
-    said = "may be incomplete, but is used" if steps == 6 else "is incomplete, so it is skipped"
+    said = (
+        "may be incomplete, but Trace uses this line"
+        if steps == 6
+        else "is incomplete, so Trace skips this line"
+    )
     assert said in session.run(0, 0)["notes"][0]
     assert session.run(0, 0)["steps"] == steps
     following = LabSession(path, follow=True)

@@ -114,7 +114,9 @@ class Compiled(Runner):
         return self.eager.open(key, places, params, grads)
 
     def in_turn(self) -> engine.Engine:
-        self._refuse("some gradients share memory: replace them by copies, such as p.grad.clone()")
+        self._refuse(
+            "some gradients share memory: replace these gradients by copies, such as p.grad.clone()"
+        )
         return self.eager
 
     def step(self, step: Step, through: Through) -> Records:

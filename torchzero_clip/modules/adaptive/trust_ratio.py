@@ -58,7 +58,8 @@ class TrustRatio(NormRule):
         low, high = self.bounds
         if not isinstance(low, Tensor) and not isinstance(high, Tensor) and low > high:
             raise ValueError(
-                f"TrustRatio: the first of bounds must be at most the second, got {self.bounds!r}"
+                "TrustRatio: bounds= must be a pair (low, high) with low at most high, got "
+                f"{self.bounds!r}"
             )
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:

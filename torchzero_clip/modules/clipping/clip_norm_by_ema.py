@@ -58,8 +58,8 @@ class ClipNormByEMA(NormRule):
         super().check()
         if not self.tensorwise and self.dim is not None:
             raise ValueError(
-                f"{type(self).__name__}: pass either dim or tensorwise=False, which means "
-                f"dim='global', got both, with dim={self.dim!r}"
+                f"{type(self).__name__}: tensorwise=False means dim='global' and cannot be "
+                f"combined with dim={self.dim!r}: pass only one of these two arguments"
             )
 
     @property

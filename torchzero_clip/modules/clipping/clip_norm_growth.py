@@ -59,8 +59,8 @@ class ClipNormGrowth(NormRule):
         check_growth(self)
         if not self.parameterwise and self.dim is not None:
             raise ValueError(
-                f"{type(self).__name__}: pass either dim or parameterwise=False, which means "
-                f"dim='global', got both, with dim={self.dim!r}"
+                f"{type(self).__name__}: parameterwise=False means dim='global' and cannot be "
+                f"combined with dim={self.dim!r}: pass only one of these two arguments"
             )
 
     @property
@@ -91,4 +91,4 @@ class ClipNormGrowth(NormRule):
 def check_growth(rule: Any) -> None:
     """Raise ValueError if a rule has neither `add` nor `mul`. Such a rule would have no limit."""
     if rule.add is None and rule.mul is None:
-        raise ValueError(f"{type(rule).__name__}: pass add or mul, got None for both")
+        raise ValueError(f"{type(rule).__name__}: pass add= or mul=, got None for both")

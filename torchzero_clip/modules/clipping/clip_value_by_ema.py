@@ -57,9 +57,9 @@ class ClipValueByEMA(Transform):
             raise TypeError(f"ClipValueByEMA: ema_tfm must be a Transform or None, got {tfm!r}")
         if dropping(tfm):
             raise ValueError(
-                "ClipValueByEMA: ema_tfm must return a value for every parameter in every step, "
-                f"got {tfm!r}: use Freeze, Accumulate, guards and transforms with "
-                'target="grad" before ClipValueByEMA, not in ema_tfm'
+                "ClipValueByEMA: ema_tfm must return a value for every parameter in every "
+                f"step, got {tfm!r}: put Freeze, Accumulate, guards and transforms with "
+                'target="grad" before ClipValueByEMA, not into ema_tfm='
             )
 
     def init(self, param: Tensor) -> dict[str, Tensor]:

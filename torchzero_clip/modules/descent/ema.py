@@ -47,7 +47,8 @@ class EMA(Transform, Smoothing):
         super().check()
         if self.debias and self.nesterov:
             raise ValueError(
-                "EMA: debias=True and nesterov=True cannot be combined: use only one of them"
+                "EMA: debias=True and nesterov=True cannot be combined: pass only one of "
+                "these two arguments"
             )
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
@@ -64,8 +65,8 @@ class EMA(Transform, Smoothing):
             )
         if self.debias:
             raise ValueError(
-                "EMA with debias=True needs a step count, but the checkpoint has none: use "
-                "debias=False"
+                "EMA with debias=True needs a step count, but the checkpoint has no step "
+                "count: pass debias=False to EMA"
             )
         return {"ema": state[BUFFER]}
 

@@ -44,9 +44,9 @@ def largest_logits(
     shared = query.shape[-3] // max(heads, 1)
     if query.dim() < 3 or shared * heads != query.shape[-3] or key.shape[-1] != query.shape[-1]:
         raise ValueError(
-            "largest_logits: query and key must have shapes (..., heads, length, dim), with the "
-            "same dim, and the number of key heads must divide the number of query heads, got "
-            f"{tuple(query.shape)} and {tuple(key.shape)}"
+            "largest_logits: query and key must have shapes (..., heads, length, dim), got "
+            f"{tuple(query.shape)} and {tuple(key.shape)}. Both tensors must have the same "
+            "last dim, and the number of key heads must divide the number of query heads"
         )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     query = query.unflatten(-3, (heads, shared))

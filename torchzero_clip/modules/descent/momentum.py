@@ -114,6 +114,6 @@ def check_momentum(rule: Transform) -> None:
         name = type(rule).__name__
         grows = "never decays" if value == 1 else "grows without limit"
         warn(
-            f"{name}: momentum should be below 1, such as 0.9, got {value!r}: the sum of past "
-            f"updates {grows}",
+            f"{name}: momentum should be below 1, such as 0.9, got {value!r}. With this momentum, "
+            f"the sum of past updates {grows}",
         )

@@ -49,8 +49,8 @@ class Rprop(Transform):
         numbers = [x for x in self.etas if isinstance(x, (int, float))]
         if len(numbers) == 2 and not numbers[0] < 1 < numbers[1]:
             raise ValueError(
-                "Rprop: etas must be a pair of a number below 1 and a number above 1, got "
-                f"{self.etas!r}"
+                "Rprop: etas must be a pair (low, high) with low below 1 and high above 1, "
+                f"got {self.etas!r}"
             )
 
     def init(self, param: Tensor) -> dict[str, Tensor]:

@@ -57,7 +57,7 @@ class Accumulate(Transform, Gate):
     def check(self) -> None:
         super().check()
         if self.target != "update":
-            raise ValueError(f"Accumulate: target must be 'update', got {self.target!r}")
+            raise ValueError(f"Accumulate: target= must be 'update', got {self.target!r}")
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
         return {"sum": zeros_like_state(param)}

@@ -87,7 +87,7 @@ class Guard(_StepGuard):
             for name, place in zip(bucket.names, bucket.cohort.places, strict=True)
         ]
         wrong = [name for name, is_bad in zip(names, bad.tolist(), strict=True) if is_bad]
-        raise RuntimeError(f"Guard: {self.reason} in {wrong or 'parameters of another rank'}")
+        raise RuntimeError(f"Guard: {self.reason} in {wrong or 'parameters of a different rank'}")
 
 
 def _finite(u: TensorList, state: State, group: Group) -> TensorList:

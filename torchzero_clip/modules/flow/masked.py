@@ -72,8 +72,8 @@ def check_outer(rule: Transform) -> None:
     """Raise ValueError if the outer rule sets `target`. Only inner transforms may set `target`."""
     if rule.target != "update":
         raise ValueError(
-            f"{type(rule).__name__}: target must be 'update', got {rule.target!r}: pass target to "
-            "the transforms inside"
+            f"{type(rule).__name__}: target= must be 'update', got {rule.target!r}: pass "
+            f"target= to the transforms that {type(rule).__name__} contains"
         )
 
 
@@ -81,7 +81,7 @@ def check_keeps(rule: Transform, name: str, tfm: Transform) -> None:
     """Raise ValueError if an inner transform may return fewer updates than it receives."""
     if dropping(tfm):
         raise ValueError(
-            f"{type(rule).__name__}: {name} must return an update for every parameter in every "
-            f"step, got {getattr(rule, name)!r}: use Freeze, Accumulate, guards and transforms "
-            f'with target="grad" before {type(rule).__name__}, not in {name}'
+            f"{type(rule).__name__}: {name} must return an update for every parameter in "
+            f"every step, got {getattr(rule, name)!r}: put Freeze, Accumulate, guards and "
+            f'transforms with target="grad" before {type(rule).__name__}, not into {name}='
         )

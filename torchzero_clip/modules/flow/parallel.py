@@ -71,6 +71,8 @@ class Parallel(Transform):
             results = {name: lists[i] for name, lists in branches.items()}
             u = call_user("Parallel: merge", self.merge, results)
             if not isinstance(u, TensorList):
-                raise TypeError(f"Parallel: merge must return a TensorList, got {type(u).__name__}")
+                raise TypeError(
+                    f"Parallel: the function merge must return a TensorList, got {type(u).__name__}"
+                )
             bucket.u = u
         return buckets

@@ -55,7 +55,7 @@ class Partition(Transform, Routing):
         if isinstance(self.labels, Mapping):
             check_patterns(self, "labels")
         elif not callable(self.labels):
-            raise TypeError(f"Partition: labels must be a function or a dict, got {self.labels!r}")
+            raise TypeError(f"Partition: labels= must be a function or a dict, got {self.labels!r}")
         inner = self.transforms.values() if isinstance(self.transforms, Mapping) else [None]
         if not all(isinstance(tfm, Transform) for tfm in inner):
             raise TypeError(
@@ -93,8 +93,8 @@ class Partition(Transform, Routing):
             label = self.labels(name, p)
         if label not in self.transforms:
             raise ValueError(
-                f"Partition: labels must return one of {list(self.transforms)}, got {label!r} for "
-                f"parameter {name!r} of shape {tuple(p.shape)}"
+                f"Partition: the function labels must return one of {list(self.transforms)}, "
+                f"got {label!r} for parameter {name!r} of shape {tuple(p.shape)}"
             )
         return label
 
@@ -105,9 +105,9 @@ class Partition(Transform, Routing):
             return self.labels[key]
         way = "pass model.named_parameters() to the optimizer"
         if name:
-            way = f"add a key for it; the keys are {_first_keys(self.labels)}"
+            way = f"add a key for this name; the keys are {_first_keys(self.labels)}"
         raise ValueError(
-            f"Partition: no key of labels matches the name {name!r} of a parameter of shape "
+            f"Partition: no key of labels= matches the name {name!r} of a parameter of shape "
             f"{tuple(p.shape)}: {way}"
         )
 

@@ -32,8 +32,9 @@ def _check_inside(link: Transform) -> None:
         )
     for drops in dropping(link):
         raise ValueError(
-            "InBasis: transforms must return an update for every parameter in every step, got "
-            f"{type(drops).__name__}: put it before InBasis"
+            "InBasis: the transforms inside must return an update for every parameter in "
+            f"every step, got {type(drops).__name__}: put {type(drops).__name__} before "
+            "InBasis"
         )
     for tfm in link.walk():
         if isinstance(tfm, Transform):
@@ -50,6 +51,7 @@ def _check_state(tfm: Transform) -> None:
     if fixed or (isinstance(tfm, TensorwiseTransform) and tfm.keeps_matrices):
         raise TypeError(
             f"InBasis: {type(tfm).__name__} has the state {fixed or 'of matrices'}, which "
-            "cannot be rotated to a new basis. Set state_kinds = {name: kind} in the class. The "
-            'kind is "linear" for averages of the update, and "squares" for averages of its squares'
+            "cannot be rotated to a new basis. Set state_kinds = {name: kind} in the "
+            'class. Use the kind "linear" for an average of updates, and the kind "squares" '
+            "for an average of squared updates"
         )

@@ -76,8 +76,8 @@ class Rows(TensorwiseTransform):
             or getattr(tfm, "layout", None)
         ):
             raise TypeError(
-                "Rows: tfm must be a rule from a matrix to a matrix that has no state, layout or "
-                f"target, such as Orthogonalize(), got {tfm!r}"
+                "Rows: tfm= must be a transform of matrices without state, layout= or "
+                f"target=, such as Orthogonalize(), got {tfm!r}"
             )
 
     def matrices_of(self, name: str, param: Tensor) -> LogicalMatrices | None:

@@ -13,7 +13,8 @@ from torchzero_clip.engines.compiled.printers.proof import WRONG, proven
 
 WINDOWS = sys.platform == "win32"
 NEEDS = {
-    "cpu": "a C++ compiler: install g++ or clang, or name one in the environment variable CXX",
+    "cpu": "a C++ compiler: install g++ or clang, or set the environment variable CXX to the "
+    "command of a compiler",
     "cuda": "Triton for parameters on cuda: pip install triton",
 }
 """For each type of device with kernels: what kernels need, as the text of an error message."""

@@ -140,9 +140,10 @@ class Trial:
             return True
         WRONG.add(self._kind)
         warn(
-            "compile=True: a compiled kernel gave other results than PyTorch's operators "
-            f"({', '.join(self._words)}). PyTorch's operators are used from now on, so steps are "
-            f"slower. Please report this as a bug, and attach the file {page}"
+            "compile=True: the results of a compiled kernel differ from the results of "
+            f"PyTorch's operators ({', '.join(self._words)}). PyTorch's operators are used "
+            "from now on, so steps are slower. Please report this as a bug, and attach the "
+            f"file {page}"
         )
         return False
 

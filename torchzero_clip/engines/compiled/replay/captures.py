@@ -21,8 +21,8 @@ MOVES_BEFORE_WARNING = 3  # steps in a row whose gradients or loss are at new ad
 KEEP = (
     (
         "gradients",
-        "keep the memory of gradients with opt.zero_grad(set_to_none=False), or capture the "
-        "backward pass too",
+        "keep the memory of gradients with opt.zero_grad(set_to_none=False), or put the "
+        "backward pass into the CUDA graph too",
     ),
     ("losses", "copy each loss into the same tensor with kept.copy_(loss), and report kept"),
 )
@@ -60,8 +60,8 @@ class StepCapture:
             if self._moves == MOVES_BEFORE_WARNING and moved:
                 names, remedies = [" and ".join(words) for words in zip(*moved, strict=True)]
                 warn(
-                    f"captured: no CUDA graph is used, because {names} are in new memory in each "
-                    f"step: {remedies}"
+                    f"captured: no CUDA graph is used, because {names} have a new memory "
+                    f"address in each step: {remedies}"
                 )
             step()  # which loads kernels and sends tables: neither can happen in a capture
             return
@@ -86,7 +86,7 @@ def capture(step: Callable[[], None], device: torch.device) -> Callable[[], None
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 step()
         except UserWarning as error:
-            raise RuntimeError(f"captured: {error} Remove the call of captured") from error
+            raise RuntimeError(f"captured: {error} Remove the call captured(optimizer)") from error
         vars(graph)["held"] = TABLES.captured[first:]  # tables live as long as the graph
         del TABLES.captured[first:]
     return graph.replay

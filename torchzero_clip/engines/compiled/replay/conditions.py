@@ -33,8 +33,8 @@ from torchzero_clip.engines.compiled.replay.native_forms import NativeForms, for
 from torchzero_clip.engines.compiled.replay.step_recorder import Refused
 
 UNSAID = (
-    "does not set `pure = True`. Set it if the methods of the class depend only on their "
-    "arguments and never branch on the value of a tensor, and test the class with "
+    "does not set `pure = True`. Set `pure = True` if the methods of the class depend only "
+    "on their arguments and never branch on the value of a tensor, and test the class with "
     "`torchzero_clip.testing.check_pure`"
 )
 OURS = __name__.partition(".")[0]
@@ -125,8 +125,13 @@ class Conditions:
         known = bases.keys() | {id(t) for t in [*self._tensors.tensors, *others]}
         for leaf in leaves:
             if isinstance(leaf, Tensor) and id(leaf) not in known:
-                remedy = "return it from init, or store it in a field of the transform"
-                raise Refused(f"a tensor of shape {tuple(leaf.shape)} is not state: {remedy}")
+                remedy = (
+                    "return the tensor from init, or store the tensor in a field of the transform"
+                )
+                raise Refused(
+                    f"a rule uses a tensor of shape {tuple(leaf.shape)} that is neither state nor "
+                    f"a field of the transform: {remedy}"
+                )
 
     def check(self, groups: Groups, states: States) -> list[Buffer] | None:
         """Return the gradients of a step if every condition holds, otherwise return None.
@@ -265,8 +270,8 @@ def _impure(transform: Description) -> list[str]:
         ours = (getattr(value, "__module__", None) or "").partition(".")[0] == OURS
         if callable(value) and not (known or ours):
             reasons.append(
-                f"the function {name} may depend on more than its arguments: if it does not, set "
-                f"`{name}.pure = True`"
+                f"the function {name} may depend on more than its arguments: if the result "
+                f"depends only on the arguments, set `{name}.pure = True`"
             )
     return reasons
 
@@ -279,7 +284,7 @@ def subclassed(cohorts: Sequence[Cohort], states: States, place: GradPlace) -> s
     tensors["state"] = [x for x in values if type(x) not in (int, float, bool)]
     tensors["gradients"] = list(map(place.of, params))
     if not all(map(operator.is_, locals_of(params), locals_of(params))):
-        return "this version of PyTorch does not support it for sharded parameters"
+        return "this version of PyTorch does not support recorded steps with sharded parameters"
     for what, row in tensors.items():
         here = locals_of(row)
         if not all_here(here):

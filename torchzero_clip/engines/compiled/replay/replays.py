@@ -140,7 +140,8 @@ class Replays:
             if self._capture is not None and (recorded is None or recorded.compiled is None):
                 raise RuntimeError(
                     "captured: this chain cannot be put into a CUDA graph: "
-                    f"{self.why or 'it has too many operations'}. Remove the call of captured"
+                    f"{self.why or 'it has too many operations'}. Remove the call "
+                    "captured(optimizer)"
                 )
             if recorded is not None and (grads := recorded.match(step, kinds)) is not None:
                 self._recorded = recorded
@@ -345,8 +346,12 @@ def difference(signature: Sequence[Any], before: Sequence[Any]) -> str:
     """Return a message that tells how the signature of a step differs from the step before."""
     changed = [part for part, x, y in zip(LIKE, signature, before, strict=True) if x != y]
     if not changed:
-        return "a gradient, a tensor of state or a value in a group was replaced: set it in place"
-    return f"{' and '.join(changed)} changed since the previous step: keep them the same"
+        return (
+            "a gradient, a tensor of state or a value in a group was replaced by a new object: "
+            "change the old object in place instead"
+        )
+    changes = " and ".join(changed)
+    return f"{changes} changed since the previous step: use the same values in every step"
 
 
 def reason(error: Exception) -> str:
@@ -354,7 +359,8 @@ def reason(error: Exception) -> str:
     why = str(error)
     place = ""
     if not isinstance(error, (Refused, Later)):
-        why = f"{type(error).__name__}: {shorten(why, 120)}; update must not use values of tensors"
+        remedy = "the method update must not read values of tensors"
+        why = f"{type(error).__name__}: {shorten(why, 120)}; {remedy}"
     for frame, line in traceback.walk_tb(error.__traceback__):
         module = frame.f_globals.get("__name__", "").split(".")
         if module[0] != "torch" and (module[0] != OURS or "modules" in module):

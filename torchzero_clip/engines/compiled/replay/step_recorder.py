@@ -119,14 +119,21 @@ class StepRecorder(TorchDispatchMode):
         signature = schema(func)
         if "c10d" in func.namespace:
             raise Refused(
-                f"{name} communicates with other ranks, which is supported only for norms"
+                f"{name} communicates with other ranks, but a recorded step supports "
+                "communication only for norms"
             )
         if torch.Tag.nondeterministic_seeded in func.tags:
-            raise Refused(f"{name} draws random numbers: compute them from group['step'] instead")
+            raise Refused(
+                f"{name} draws random numbers, which a recorded step cannot do: replace each "
+                "random number with a hash of group['step']"
+            )
         returns_tensors = any(["Tensor" in str(result.type) for result in signature.returns])
         if not (returns_tensors or signature.is_mutable):
             if any([isinstance(t, Tensor) for t in tree_leaves((args, kwargs))]):
-                raise Refused(f"{name} copies a value to the CPU: use torch.where instead")
+                raise Refused(
+                    f"{name} copies a value to the CPU, which a recorded step cannot do: "
+                    "replace the Python branch on this value with torch.where"
+                )
             return func(*args, **kwargs)
         inputs = self._graph_arguments((args, kwargs))
         result = self.fake_result(func, *args, **kwargs)
@@ -319,7 +326,10 @@ class _Functions(TorchFunctionMode):
         if recorder._paused:
             return func(*args, **kwargs)
         if func in READS:
-            raise Refused(f"{func.__name__} copies a tensor to the CPU: use torch.where instead")
+            raise Refused(
+                f"{func.__name__} copies a tensor to the CPU, which a recorded step "
+                "cannot do: replace the Python branch on this tensor with torch.where"
+            )
         collective_form = form_of(func)
         if collective_form is not None:
             result = recorder.fake_result(collective_form, *args)
