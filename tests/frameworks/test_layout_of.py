@@ -1,0 +1,221 @@
+"""layout_of on the fused modules of transformers: their output, computed from the matrices."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.frameworks.common import need
+from torchzero_clip import layout_of, logical_matrices
+
+transformers = need("transformers")
+pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
+
+WIDTH = 16
+HIDDEN = 12
+EXPERTS = 3
+TOKENS = 7
+SIZES: dict[str, Any] = {
+    "hidden_size": WIDTH,
+    "intermediate_size": HIDDEN,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 32,
+    "pad_token_id": 0,
+    "attn_implementation": "eager",
+}
+
+
+def of_transformers(model: str, name: str) -> Any:
+    module = need(f"transformers.models.{model}.modeling_{model}")
+    return getattr(module, name)
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def filled(module: nn.Module) -> Any:
+    source = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.randn(p.shape, generator=source) / WIDTH**0.5)
+    return module
+
+
+def matrices(module: nn.Module, **options: Any) -> dict[str, list[Tensor]]:
+    """Return the matrices of each parameter that has a layout, in their order."""
+    layout = layout_of(module, **options)
+    cut: dict[str, list[Tensor]] = {}
+    for name, p in module.named_parameters():
+        for glob, entry in layout.items():
+            if fnmatchcase(name, glob):
+                cut[name] = logical_matrices(entry, p.detach())
+    return cut
+
+
+def experts_of(module: nn.Module) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return gate, up and down of each expert."""
+    cut = matrices(module)
+    gate_up = cut["gate_up_proj"]
+    return list(zip(gate_up[::2], gate_up[1::2], cut["down_proj"], strict=True))
+
+
+# ---------------------------------------------------------------------- experts
+
+
+def test_llama4() -> None:
+    config = transformers.Llama4TextConfig(**SIZES, num_local_experts=EXPERTS)
+    module = filled(of_transformers("llama4", "Llama4TextExperts")(config))
+    x = drawn(EXPERTS, TOKENS, WIDTH)
+    experts = experts_of(module)
+    for gate, up, down in experts:
+        assert gate.shape == up.shape == (HIDDEN, WIDTH)
+        assert down.shape == (WIDTH, HIDDEN)
+    output = [
+        (F.silu(tokens @ gate.T) * (tokens @ up.T)) @ down.T
+        for tokens, (gate, up, down) in zip(x, experts, strict=True)
+    ]
+    torch.testing.assert_close(torch.cat(output), module(x))
+
+
+def routed(one_expert: Any, x: Tensor) -> Tensor:
+    """Return the sum over the two experts of each token, each with its share."""
+    where, shares = routes()
+    rows = []
+    for token, experts, share in zip(x, where, shares, strict=True):
+        outputs = [s * one_expert(token, int(i)) for i, s in zip(experts, share, strict=True)]
+        rows.append(torch.stack(outputs).sum(0))
+    return torch.stack(rows)
+
+
+def routes() -> tuple[Tensor, Tensor]:
+    """Return two experts for each token, and their shares."""
+    where = torch.tensor([[i % EXPERTS, (i + 1 + i % 2) % EXPERTS] for i in range(TOKENS)])
+    return where, drawn(TOKENS, 2, seed=5).softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "count"),
+    [
+        ("qwen3_moe", "Qwen3Moe", "num_experts"),
+        ("deepseek_v3", "DeepseekV3", "n_routed_experts"),
+        ("glm_moe_dsa", "GlmMoeDsa", "n_routed_experts"),
+    ],
+)
+def test_experts_of_transformers(model: str, name: str, count: str) -> None:
+    sizes = {**SIZES, "moe_intermediate_size": HIDDEN, count: EXPERTS}
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    config._experts_implementation = "eager"
+    module = filled(of_transformers(model, f"{name}Experts")(config))
+    experts = experts_of(module)
+    x = drawn(TOKENS, WIDTH)
+
+    def one_expert(token: Tensor, i: int) -> Tensor:
+        gate, up, down = experts[i]
+        return down @ (F.silu(gate @ token) * (up @ token))
+
+    torch.testing.assert_close(routed(one_expert, x), module(x, *routes()))
+
+
+def test_gpt_oss() -> None:
+    config = transformers.GptOssConfig(**SIZES, num_local_experts=EXPERTS)
+    config._experts_implementation = "eager"
+    module = filled(of_transformers("gpt_oss", "GptOssExperts")(config))
+    experts = experts_of(module)
+    gate_biases = module.gate_up_proj_bias[:, ::2]
+    up_biases = module.gate_up_proj_bias[:, 1::2]
+    x = drawn(TOKENS, WIDTH)
+
+    def one_expert(token: Tensor, i: int) -> Tensor:
+        gate, up, down = experts[i]
+        g = (gate @ token + gate_biases[i]).clamp(max=module.limit)
+        u = (up @ token + up_biases[i]).clamp(-module.limit, module.limit)
+        return down @ ((u + 1) * g * torch.sigmoid(g * module.alpha)) + module.down_proj_bias[i]
+
+    torch.testing.assert_close(routed(one_expert, x), module(x, *routes()))
+
+
+# ---------------------------------------------------------------------- Phi-3
+
+
+def test_gate_and_up_of_phi3() -> None:
+    module = filled(of_transformers("phi3", "Phi3MLP")(transformers.Phi3Config(**SIZES)))
+    x = drawn(TOKENS, WIDTH)
+    gate, up = matrices(module)["gate_up_proj.weight"]
+    output = (F.silu(x @ gate.T) * (x @ up.T)) @ module.down_proj.weight.T
+    torch.testing.assert_close(output, module(x))
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+def test_attention_of_phi3(per_head: bool) -> None:
+    module = filled(of_transformers("phi3", "Phi3Attention")(transformers.Phi3Config(**SIZES), 0))
+    x = drawn(1, TOKENS, WIDTH)
+    cut = matrices(module, per_head=per_head)["qkv_proj.weight"]
+    assert len(cut) == (8 if per_head else 3)
+    if per_head:
+        queries, keys, values = torch.stack([x[0] @ w.T for w in cut]).split([4, 2, 2])
+    else:
+        queries, keys, values = [(x[0] @ w.T).unflatten(1, (-1, 4)).transpose(0, 1) for w in cut]
+    keys = keys.repeat_interleave(2, 0)
+    values = values.repeat_interleave(2, 0)
+    shares = (queries @ keys.mT / 2).softmax(-1)
+    output = (shares @ values).transpose(0, 1).flatten(1) @ module.o_proj.weight.T
+    still = torch.ones(1, TOKENS, 4), torch.zeros(1, TOKENS, 4)  # rotations by no angle
+    torch.testing.assert_close(output, module(x, still, None)[0][0])
+
+
+# ---------------------------------------------------------------------- latent attention
+
+LATENT = {
+    "q_lora_rank": 10,
+    "kv_lora_rank": 9,
+    "qk_nope_head_dim": 5,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 3,
+}
+
+
+@pytest.mark.parametrize("rank", [10, None])
+def test_latent_attention_of_deepseek_v3(rank: int | None) -> None:
+    sizes = {**SIZES, "num_key_value_heads": 4, **LATENT, "q_lora_rank": rank}
+    config = transformers.DeepseekV3Config(**sizes)
+    module = filled(of_transformers("deepseek_v3", "DeepseekV3Attention")(config, 0))
+    assert layout_of(module) == {}
+    cut = matrices(module, per_head=True)
+    keys_and_values = cut["kv_b_proj.weight"]
+    queries = cut["q_proj.weight" if rank is None else "q_b_proj.weight"]
+    x = drawn(1, TOKENS, WIDTH)
+    latent, rotary = module.kv_a_proj_with_mqa(x)[0].split([9, 4], dim=-1)
+    latent = module.kv_a_layernorm(latent)
+    low = x[0] if rank is None else module.q_a_layernorm(module.q_a_proj(x[0]))
+    outputs = []
+    for i in range(4):
+        key = torch.cat([latent @ keys_and_values[2 * i].T, rotary], dim=1)
+        shares = (low @ queries[i].T @ key.T * module.scaling).softmax(-1)
+        outputs.append(shares @ (latent @ keys_and_values[2 * i + 1].T))
+    output = torch.cat(outputs, dim=1) @ module.o_proj.weight.T
+    # Without a rotation, an interleaved order of the rotary dims changes queries and keys alike.
+    still = torch.ones(1, TOKENS, 4), torch.zeros(1, TOKENS, 4)
+    torch.testing.assert_close(output, module(x, still, None)[0][0])
+
+
+def test_every_fused_parameter_of_a_small_model_is_found() -> None:
+    """The whole models, from small configs."""
+    sizes = {**SIZES, "moe_intermediate_size": HIDDEN, "num_experts": EXPERTS}
+    model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes))
+    assert layout_of(model) == {
+        "model.layers.*.mlp.experts.gate_up_proj": "e (gate rows) d -> e gate rows d, gate=2",
+        "model.layers.*.mlp.experts.down_proj": "e rows d -> e rows d",
+    }
+    phi3 = transformers.Phi3ForCausalLM(transformers.Phi3Config(**SIZES))
+    assert layout_of(phi3) == {
+        "model.layers.*.self_attn.qkv_proj.weight": [16, 8, 8],
+        "model.layers.*.mlp.gate_up_proj.weight": "(gate rows) d -> gate rows d, gate=2",
+    }
