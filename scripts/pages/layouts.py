@@ -35,7 +35,7 @@ def owners(entry, shape):
 def panel(left, top, title, shape, entry):
     """Return one weight: a circle per element."""
     parts = [
-        f'<g class="title"><text x="{left + LEFT}" y="{top + 20}">{escape(title)}</text></g>',
+        f'<text class="title" x="{left + LEFT}" y="{top + 20}">{escape(title)}</text>',
         f'<text class="code" x="{left + LEFT}" y="{top + 40}">{escape(entry)}</text>',
     ]
     for i, row in enumerate(owners(entry, shape)):

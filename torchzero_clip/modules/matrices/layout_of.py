@@ -1,4 +1,4 @@
-"""layout_of: the matrices inside the fused parameters of modules that this library knows."""
+"""layout_of: a function that returns the layouts of fused parameters in well-known modules."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def layout_of(model: nn.Module, *, per_head: bool = False) -> dict[str, Entry]:
     """Return the `layout` of a model's fused parameters, for rules about matrices.
 
     A fused parameter contains several matrices, for example queries, keys and values. The function
-    recognizes a module by the name of its class and reads the sizes from the module. It knows
+    recognizes a module by the name of its class and takes the sizes from the module. It covers
     `torch.nn.MultiheadAttention` and fused modules of transformers, Megatron-LM and torchtitan. It
     skips all other modules, so print the result once for your model. Each matrix of a layout has
-    one row per output, as the weight of `torch.nn.Linear` has.
+    one row per output, like the weight of `torch.nn.Linear`.
 
     Args:
         model: The module whose `named_parameters()` the optimizer receives.
-        per_head: Whether each head of the queries, keys and values is a separate matrix. With True,
-            the layout also contains queries, keys and values that are not fused, if the attention
-            module has the attributes `q_proj`, `k_proj`, `v_proj` and `head_dim`, and it contains
-            the latent attention of DeepSeek-V3 and GLM-5.
+        per_head: Whether each head of the queries, keys and values is a separate matrix. If it is
+            True, the layout also covers projections that are not fused: in modules with the
+            attributes `q_proj`, `k_proj`, `v_proj` and `head_dim`, and in the latent attention of
+            DeepSeek-V3 and GLM-5. Default: False.
 
     Returns:
         A dict that maps names to layouts, without parameters that do not require gradients. If
@@ -176,7 +176,7 @@ def _llama4_experts(module: Any) -> Entries:
 
 
 def _experts_of_transformers(module: Any) -> Entries:
-    """Qwen3-MoE, gpt-oss and others: attributes tell how the forward reads the weights."""
+    """Qwen3-MoE, gpt-oss and others: attributes describe how the forward reads the weights."""
     if module.is_transposed:
         single = TRANSPOSED_EXPERTS
         gate_then_up = TRANSPOSED_EXPERTS_GATE_THEN_UP
