@@ -11,7 +11,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.frameworks.common import need
-from torchzero_clip import layout_of, logical_matrices
+from torchzero_clip import (
+    EMA,
+    LR,
+    Adam,
+    Chain,
+    ClipNorm,
+    Modular,
+    Orthogonalize,
+    Partition,
+    layout_of,
+    logical_matrices,
+    matrices_and_rest,
+)
 
 transformers = need("transformers")
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]
@@ -219,3 +231,42 @@ def test_every_fused_parameter_of_a_small_model_is_found() -> None:
         "model.layers.*.self_attn.qkv_proj.weight": [16, 8, 8],
         "model.layers.*.mlp.gate_up_proj.weight": "(gate rows) d -> gate rows d, gate=2",
     }
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "Phi3": {},
+    "Qwen3Moe": {"moe_intermediate_size": HIDDEN, "num_experts": 4, "num_experts_per_tok": 2},
+    "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 4},
+    "DeepseekV3": {
+        "moe_intermediate_size": HIDDEN,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        **LATENT,
+        "num_key_value_heads": 4,
+    },
+}
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_small_model_trains_with_muon(name: str, per_head: bool) -> None:
+    """No parameter of a branch lacks a layout that it needs, and no layout lacks its parameter."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **MODELS[name]})
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    layout = layout_of(model, per_head=per_head)
+    muon = Chain(EMA(0.95), Orthogonalize(scale="match_rms_adamw", layout=layout))
+    parts = Partition({"matrices": muon, "rest": Adam()}, matrices_and_rest(model))
+    opt = Modular(model.named_parameters(), ClipNorm(1.0, dim="global"), parts, LR(1e-2))
+    ids = torch.arange(24).view(2, 12) % 7 + 1
+    losses = []
+    for _ in range(12):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 1.2
