@@ -154,6 +154,35 @@ def test_gpt_oss() -> None:
     torch.testing.assert_close(routed(one_expert, x), module(x, *routes()))
 
 
+# ---------------------------------------------------------------------- GPT-2
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("cross", [False, True])
+def test_attention_of_gpt2(cross: bool, per_head: bool) -> None:
+    config = transformers.GPT2Config(n_embd=WIDTH, n_head=4, attn_implementation="eager")
+    cls = of_transformers("gpt2", "GPT2Attention")
+    module = filled(cls(config, is_cross_attention=cross, layer_idx=0)).eval()
+    x = drawn(1, TOKENS, WIDTH)
+    y = drawn(1, 5, WIDTH, seed=1) if cross else x
+    cut = matrices(module, per_head=per_head)
+    count = 4 if per_head else 1
+    in_order = [*cut.get("q_attn.weight", []), *cut["c_attn.weight"]]
+    assert len(in_order) == 3 * count
+    layers = [module.q_attn, module.c_attn] if cross else [module.c_attn]
+    biases = torch.cat([layer.bias for layer in layers]).chunk(3 * count)
+    sources = [x[0]] * count + [y[0]] * 2 * count
+    parts = [source @ w.T + b for source, w, b in zip(sources, in_order, biases, strict=True)]
+    heads = [torch.cat(parts[i : i + count], dim=1) for i in (0, count, 2 * count)]
+    queries, keys, values = [t.unflatten(1, (4, 4)).transpose(0, 1) for t in heads]
+    shares = (queries @ keys.mT / 2).softmax(-1)
+    joined = (shares @ values).transpose(0, 1).flatten(1)
+    (out,) = cut["c_proj.weight"]
+    output = joined @ out.T + module.c_proj.bias
+    seen = {"encoder_hidden_states": y} if cross else {}
+    torch.testing.assert_close(output, module(x, **seen)[0][0])
+
+
 # ---------------------------------------------------------------------- Phi-3
 
 
@@ -234,6 +263,7 @@ def test_every_fused_parameter_of_a_small_model_is_found() -> None:
 
 
 MODELS: dict[str, dict[str, Any]] = {
+    "GPT2": {"n_embd": WIDTH, "n_head": 4, "n_layer": 2},
     "Phi3": {},
     "Qwen3Moe": {"moe_intermediate_size": HIDDEN, "num_experts": 4, "num_experts_per_tok": 2},
     "GptOss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 4},
@@ -256,7 +286,8 @@ def test_a_small_model_trains_with_muon(name: str, per_head: bool) -> None:
     """No parameter of a branch lacks a layout that it needs, and no layout lacks its parameter."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**{**SIZES, **MODELS[name]})
-    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    model_class = "GPT2LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM"
+    model = getattr(transformers, model_class)(config)
     layout = layout_of(model, per_head=per_head)
     muon = Chain(EMA(0.95), Orthogonalize(scale="match_rms_adamw", layout=layout))
     parts = Partition({"matrices": muon, "rest": Adam()}, matrices_and_rest(model))

@@ -333,6 +333,11 @@ def test_a_glob_never_matches_a_parameter_without_a_layout() -> None:
     assert [*layout_of(layers)] == ["0.in_proj_weight", "2.in_proj_weight"]
 
 
+def test_a_class_that_fsdp2_makes_is_known_by_the_class_that_it_extends() -> None:
+    cls = type("FSDPMultiheadAttention", (nn.MultiheadAttention,), {})
+    assert [*layout_of(cls(WIDTH, 2))] == ["in_proj_weight"]
+
+
 def test_only_parameters_that_are_trained_have_a_layout() -> None:
     attention = nn.MultiheadAttention(WIDTH, 2)
     attention.in_proj_weight.requires_grad = False

@@ -62,7 +62,8 @@ def layout_of(model: nn.Module, *, per_head: bool = False) -> dict[str, Entry]:
     found: Entries = {}
     for prefix, module in model.named_modules():
         for name, entry in _entries_of(module, per_head).items():
-            found[f"{prefix}.{name}" if prefix else name] = entry
+            # A module comes before its submodules, and knows more about their weights.
+            found.setdefault(f"{prefix}.{name}" if prefix else name, entry)
     entries = {name: found[name] for name in trained if name in found}
     return _with_globs(entries, [name for name, _ in model.named_parameters()])
 
@@ -139,6 +140,23 @@ def _convolution(module: Any) -> Entries:
 
 
 # ---------------------------------------------------------------------- transformers
+
+
+def _transposed_linear(module: Any) -> Entries:
+    """Conv1D: the forward computes x @ weight, as in GPT-2."""
+    return {"weight": "d rows -> rows d"} if _has(module, "nf", "nx") else {}
+
+
+def _gpt2_attention(module: Any, per_head: bool) -> Entries:
+    """GPT-2: the columns are the queries, then the keys, then the values.
+
+    In cross-attention, the queries have a separate weight.
+    """
+    if per_head:
+        head = f"d (head rows) -> head rows d, rows={module.head_dim}"
+        return {"c_attn.weight": head, "q_attn.weight": head}
+    parts = 2 if module.is_cross_attention else 3
+    return {"c_attn.weight": f"d (part rows) -> part rows d, part={parts}"}
 
 
 def _phi3_attention(module: Any, per_head: bool) -> Entries:
@@ -242,6 +260,7 @@ def _torchtitan_experts(module: Any) -> Entries:
 
 ATTENTION: Mapping[str, Callable[[Any, bool], Entries]] = {
     "MultiheadAttention": _multihead_attention,
+    "GPT2Attention": _gpt2_attention,
     "Phi3Attention": _phi3_attention,
     "DeepseekV3Attention": _latent_attention,
     "GlmMoeDsaAttention": _latent_attention,
@@ -253,6 +272,7 @@ MODULES: Mapping[str, Callable[[Any], Entries]] = {
     "Conv1d": _convolution,
     "Conv2d": _convolution,
     "Conv3d": _convolution,
+    "Conv1D": _transposed_linear,
     "Phi3MLP": _phi3_mlp,
     "Llama4TextExperts": _llama4_experts,
     "MLP": _megatron_mlp,
