@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-Entry: TypeAlias = "str | list[int]"
+ReadyLayout: TypeAlias = "str | list[int]"
 """The layout of one parameter: a pattern, or the rows of each matrix."""
-Entries: TypeAlias = "dict[str, Entry]"
+ReadyLayouts: TypeAlias = "dict[str, ReadyLayout]"
 """The layouts of a module's parameters, by their names in the module."""
 
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -28,7 +28,7 @@ TRANSPOSED_EXPERTS_GATE_THEN_UP = "e d (gate rows) -> e gate rows d, gate=2"
 TRANSPOSED_EXPERTS_INTERLEAVED = "e d (rows gate) -> e gate rows d, gate=2"
 
 
-def layout_of(model: nn.Module, *, per_head: bool = False) -> dict[str, Entry]:
+def layout_of(model: nn.Module, *, per_head: bool = False) -> dict[str, ReadyLayout]:
     """Return the `layout` of a model's fused parameters, for rules about matrices.
 
     A fused parameter contains several matrices, for example queries, keys and values. The function
@@ -59,7 +59,7 @@ def layout_of(model: nn.Module, *, per_head: bool = False) -> dict[str, Entry]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"layout_of: model must be a torch.nn.Module, got {model!r}")
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
-    found: Entries = {}
+    found: ReadyLayouts = {}
     for prefix, module in model.named_modules():
         for name, entry in _entries_of(module, per_head).items():
             # A module comes before its submodules, and knows more about their weights.
@@ -68,7 +68,7 @@ def layout_of(model: nn.Module, *, per_head: bool = False) -> dict[str, Entry]:
     return _with_globs(entries, [name for name, _ in model.named_parameters()])
 
 
-def _entries_of(module: nn.Module, per_head: bool) -> Entries:
+def _entries_of(module: nn.Module, per_head: bool) -> ReadyLayouts:
     """Return the layouts of the parameters of a module, or nothing if the module is unknown."""
     for cls in type(module).__mro__:
         if cls.__name__ in MODULES:
@@ -87,12 +87,12 @@ def _has(module: nn.Module, *names: str) -> bool:
     return all([getattr(module, name, None) is not None for name in names])
 
 
-def _heads_of(size: Any) -> Entry:
+def _heads_of(size: Any) -> ReadyLayout:
     """Return the layout of a weight in which each head consists of this many rows."""
     return f"(head rows) d -> head rows d, rows={size}"
 
 
-def _with_globs(entries: Entries, names: Sequence[str]) -> Entries:
+def _with_globs(entries: ReadyLayouts, names: Sequence[str]) -> ReadyLayouts:
     """Replace names that differ only in the numbers of layers by one glob.
 
     Keep the names if the glob matches other parameters too, or if the layouts differ.
@@ -100,7 +100,7 @@ def _with_globs(entries: Entries, names: Sequence[str]) -> Entries:
     names_by_glob: dict[str, list[str]] = {}
     for name in entries:
         names_by_glob.setdefault(NUMBER.sub("*", name), []).append(name)
-    layout: Entries = {}
+    layout: ReadyLayouts = {}
     for glob, similar in names_by_glob.items():
         entry = entries[similar[0]]
         matched = [name for name in names if fnmatchcase(name, glob)]
@@ -114,7 +114,7 @@ def _with_globs(entries: Entries, names: Sequence[str]) -> Entries:
 # ---------------------------------------------------------------------- torch
 
 
-def _multihead_attention(module: Any, per_head: bool) -> Entries:
+def _multihead_attention(module: Any, per_head: bool) -> ReadyLayouts:
     """torch: the rows of in_proj_weight are the queries, then the keys, then the values.
 
     If keys or values have another width, there are three separate weights instead.
@@ -125,7 +125,7 @@ def _multihead_attention(module: Any, per_head: bool) -> Entries:
     return dict.fromkeys(names, _heads_of(module.head_dim))
 
 
-def _convolution(module: Any) -> Entries:
+def _convolution(module: Any) -> ReadyLayouts:
     """torch: a kernel is one matrix per group of channels, with one row per output channel.
 
     A kernel with four or more dims and one group needs no layout. A depthwise kernel has none,
@@ -142,12 +142,12 @@ def _convolution(module: Any) -> Entries:
 # ---------------------------------------------------------------------- transformers
 
 
-def _transposed_linear(module: Any) -> Entries:
+def _transposed_linear(module: Any) -> ReadyLayouts:
     """Conv1D: the forward computes x @ weight, as in GPT-2."""
     return {"weight": "d rows -> rows d"} if _has(module, "nf", "nx") else {}
 
 
-def _gpt2_attention(module: Any, per_head: bool) -> Entries:
+def _gpt2_attention(module: Any, per_head: bool) -> ReadyLayouts:
     """GPT-2: the columns are the queries, then the keys, then the values.
 
     In cross-attention, the queries have a separate weight.
@@ -159,7 +159,7 @@ def _gpt2_attention(module: Any, per_head: bool) -> Entries:
     return {"c_attn.weight": f"d (part rows) -> part rows d, part={parts}"}
 
 
-def _phi3_attention(module: Any, per_head: bool) -> Entries:
+def _phi3_attention(module: Any, per_head: bool) -> ReadyLayouts:
     """Phi-3: the rows are the heads of the queries, then of the keys, then of the values."""
     if per_head:
         return {"qkv_proj.weight": _heads_of(module.head_dim)}
@@ -168,12 +168,12 @@ def _phi3_attention(module: Any, per_head: bool) -> Entries:
     return {"qkv_proj.weight": [queries, keys, keys]}
 
 
-def _phi3_mlp(module: Any) -> Entries:
+def _phi3_mlp(module: Any) -> ReadyLayouts:
     """Phi-3: the rows are the gate, then the up projection."""
     return {"gate_up_proj.weight": GATE_THEN_UP}
 
 
-def _latent_attention(module: Any, per_head: bool) -> Entries:
+def _latent_attention(module: Any, per_head: bool) -> ReadyLayouts:
     """DeepSeek-V3 and GLM-5: a head of kv_b_proj has the rows of its key, then of its value."""
     if not per_head:
         return {}
@@ -188,12 +188,12 @@ def _latent_attention(module: Any, per_head: bool) -> Entries:
     }
 
 
-def _llama4_experts(module: Any) -> Entries:
+def _llama4_experts(module: Any) -> ReadyLayouts:
     """Llama 4: the forward computes x @ gate_up_proj. The gate is the first half of the columns."""
     return {"gate_up_proj": TRANSPOSED_EXPERTS_GATE_THEN_UP, "down_proj": TRANSPOSED_EXPERTS}
 
 
-def _experts_of_transformers(module: Any) -> Entries:
+def _experts_of_transformers(module: Any) -> ReadyLayouts:
     """Qwen3-MoE, gpt-oss and others: attributes describe how the forward reads the weights."""
     if module.is_transposed:
         single = TRANSPOSED_EXPERTS
@@ -210,7 +210,7 @@ def _experts_of_transformers(module: Any) -> Entries:
 # ---------------------------------------------------------------------- Megatron-LM
 
 
-def _megatron_attention(module: Any, per_head: bool) -> Entries:
+def _megatron_attention(module: Any, per_head: bool) -> ReadyLayouts:
     """Megatron-LM: each group has its heads of queries, then one head of keys and one of values.
 
     The rows of all queries are not contiguous, so each head is a matrix in any case.
@@ -220,7 +220,7 @@ def _megatron_attention(module: Any, per_head: bool) -> Entries:
     return {"linear_qkv.weight": _heads_of(module.hidden_size_per_attention_head)}
 
 
-def _megatron_mlp(module: Any) -> Entries:
+def _megatron_mlp(module: Any) -> ReadyLayouts:
     """Megatron-LM: the rows of a gated linear_fc1 are the gate, then the up projection."""
     if not _has(module, "linear_fc1", "linear_fc2", "config"):
         return {}
@@ -228,7 +228,7 @@ def _megatron_mlp(module: Any) -> Entries:
     return {"linear_fc1.weight": GATE_THEN_UP} if gated else {}
 
 
-def _megatron_grouped_mlp(module: Any) -> Entries:
+def _megatron_grouped_mlp(module: Any) -> ReadyLayouts:
     """Megatron-LM: each expert has its own weight, and its rows may alternate in blocks."""
     if not module.config.gated_linear_unit:
         return {}
@@ -242,23 +242,23 @@ def _megatron_grouped_mlp(module: Any) -> Entries:
 # ---------------------------------------------------------------------- torchtitan
 
 
-def _torchtitan_qkv(module: Any, per_head: bool) -> Entries:
+def _torchtitan_qkv(module: Any, per_head: bool) -> ReadyLayouts:
     """torchtitan: the rows have the same order as the rows of Megatron-LM's linear_qkv."""
     return {"wqkv.weight": _heads_of(module.head_dim)}
 
 
-def _torchtitan_swiglu(module: Any) -> Entries:
+def _torchtitan_swiglu(module: Any) -> ReadyLayouts:
     """torchtitan: w13[:, 0] is the gate and w13[:, 1] is the up projection."""
     return {"w13": "rows gate d -> gate rows d"}
 
 
-def _torchtitan_experts(module: Any) -> Entries:
+def _torchtitan_experts(module: Any) -> ReadyLayouts:
     """torchtitan: w13[:, :, 0] is the gate and w13[:, :, 1] is the up projection of all experts."""
     separate = dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), EXPERTS)
     return {"w13": "e rows gate d -> e gate rows d", **separate}
 
 
-ATTENTION: Mapping[str, Callable[[Any, bool], Entries]] = {
+ATTENTION: Mapping[str, Callable[[Any, bool], ReadyLayouts]] = {
     "MultiheadAttention": _multihead_attention,
     "GPT2Attention": _gpt2_attention,
     "Phi3Attention": _phi3_attention,
@@ -268,7 +268,7 @@ ATTENTION: Mapping[str, Callable[[Any, bool], Entries]] = {
     "FusedQKVLinear": _torchtitan_qkv,
 }
 """For the class of an attention module, a function of the module and `per_head`."""
-MODULES: Mapping[str, Callable[[Any], Entries]] = {
+MODULES: Mapping[str, Callable[[Any], ReadyLayouts]] = {
     "Conv1d": _convolution,
     "Conv2d": _convolution,
     "Conv3d": _convolution,
