@@ -1,12 +1,15 @@
-"""layout_of on the fused modules of transformers: their output, computed from the matrices."""
+"""layout_of on fused modules of frameworks: their output, computed from the matrices."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -301,3 +304,52 @@ def test_a_small_model_trains_with_muon(name: str, per_head: bool) -> None:
         opt.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 1.2
+
+
+# ---------------------------------------------------------------------- Megatron-LM
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """The groups of Megatron-LM for one process."""
+    parallel_state = need("megatron.core.parallel_state")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    yield
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+
+
+def test_gpt_of_megatron(alone: None) -> None:
+    """Its own classes, with two groups of queries and a gated feed-forward layer."""
+    specs = need("megatron.core.models.gpt.gpt_layer_specs")
+    config = need("megatron.core.transformer").TransformerConfig(
+        num_layers=2,
+        hidden_size=12,
+        num_attention_heads=4,
+        num_query_groups=2,
+        kv_channels=3,
+        ffn_hidden_size=8,
+        gated_linear_unit=True,
+        add_bias_linear=False,
+        bias_activation_fusion=False,
+        activation_func=F.silu,
+        use_cpu_initialization=True,
+    )
+    model = need("megatron.core.models.gpt").GPTModel(
+        config, specs.get_gpt_layer_local_spec(), vocab_size=32, max_sequence_length=16
+    )
+    cut = matrices(model)
+    assert len(cut) == 4
+    layer = model.decoder.layers[1]
+    x = drawn(TOKENS, 1, 12)
+    gate, up = cut["decoder.layers.1.mlp.linear_fc1.weight"]
+    output = (F.silu(x @ gate.T) * (x @ up.T)) @ layer.mlp.linear_fc2.weight.T
+    torch.testing.assert_close(output, layer.mlp(x)[0])
+    query, key, value = layer.self_attention.get_query_key_value_tensors(x)
+    heads = [x @ w.T for w in cut["decoder.layers.1.self_attention.linear_qkv.weight"]]
+    for i, group in enumerate((heads[:4], heads[4:])):
+        *queries, group_key, group_value = group
+        torch.testing.assert_close(torch.stack(queries, 2), query[:, :, 2 * i : 2 * i + 2])
+        torch.testing.assert_close(group_key, key[:, :, i])
+        torch.testing.assert_close(group_value, value[:, :, i])
