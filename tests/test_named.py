@@ -26,7 +26,7 @@ def test_a_name_is_a_chain_of_links_that_a_config_can_hold(name: str) -> None:
 
 @each
 def test_every_argument_of_a_name_changes_its_chain(name: str) -> None:
-    usual = {"momentum": 0.5} if name == "sgd" else {}  # without it there is nothing to dampen
+    usual = USUAL.get(name, {})
     for argument, parameter in inspect.signature(NAMES[name]).parameters.items():
         value = parameter.default
         assert value is not parameter.empty, f"{name}: {argument} has no default"
@@ -68,7 +68,21 @@ def trained(chain: Chain, group: Any = (), live: Any = ()) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in params])
 
 
-OTHERS = {
+def no_heads(name: str, p: torch.Tensor) -> None:
+    """The heads of a parameter: it has none."""
+
+
+def other_heads(name: str, p: torch.Tensor) -> None:
+    """Another such function."""
+
+
+USUAL: dict[str, dict[str, Any]] = {
+    "sgd": {"momentum": 0.5},  # without it there is nothing to dampen
+    "kimi_k3": {"max_logits": no_heads},  # without it nothing is clipped
+}
+OTHERS: dict[str, Any] = {
+    "layout": {"0": "(head rows) d -> head rows d, rows=1"},
+    "max_logits": other_heads,
     "every": 5,
     "first": "step",
     "memory_save_mode": "one_diag",
@@ -115,6 +129,8 @@ THEIRS: dict[str, dict[str, Any]] = {  # as their code has them, that of the ide
     "adan": {**ADAM, "betas": (0.98, 0.92, 0.99), "weight_decay": 0.0, "no_prox": False},
     "adopt": {**ADAM, "betas": (0.9, 0.9999), "eps": 1e-6, "weight_decay": 0.0, "decouple": False},
     "grams": {**ADAM, "eps": 1e-6, "weight_decay": 0.0},
+    "glm5": {"lr": 2.5e-4, "momentum": 0.95, "weight_decay": 0.1},  # of GLM-4.5
+    "kimi_k3": {"lr": 2e-4, "weight_decay": 0.1, "tau": 100.0},  # lr and tau of Kimi K2
     "laprop": {**ADAM, "lr": 4e-4, "eps": 1e-15, "weight_decay": 0.0},
     "yogi": {**ADAM, "lr": 1e-2, "eps": 1e-3, "weight_decay": 0.0, "initial_accumulator": 1e-6},
     "prodigy": {**ADAM, "lr": 1.0, "beta3": None, "weight_decay": 0, "decouple": True,

@@ -36,6 +36,8 @@ ASKED = {
     "fsdp2": "distributed/",
     "resume": "checkpoints/",
     "muon": "matrices/",
+    "fused qkv": "fused_weights/",
+    "muon per head": "fused_weights/",
     "lr for head": "groups/",
     "clip per layer": "concepts/",
     "z-clip": "modules/adaptive/z_clip/",

@@ -80,7 +80,7 @@ def listed():
     parts = []
     for name, it in sorted(identities().items()):
         tolerance = ", ".join(f"{bound:g} in {kind(dtype)}" for dtype, bound in it.rtol.items())
-        held = "runs in every test" if it.in_torch else "recorded steps"
+        held = "runs in every test" if it.runs_here else "recorded steps"
         facts = [
             f"reference: {it.source} ({held})",
             f"largest relative difference: {tolerance}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scripts.pages import evidence, identities, packages, pictures, rules
+from scripts.pages import evidence, identities, layouts, packages, pictures, rules
 
 NUMBERS: dict[str, Callable[..., str]] = {
     "effect": evidence.effect,  # trouble; method; other: a comparison of the guide
@@ -44,6 +44,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "identities": identities.listed,
     "packages": packages.drawn,
     "way": packages.way,
+    "layouts": layouts.drawn,
 }
 """What stands between paragraphs: tables, lists and drawings of results."""
 

@@ -95,7 +95,7 @@ def prodigy(made: Any) -> Identity:
         theirs=Prodigy,
         ours=ours,
         groups=(first, {**first, "betas": (0.8, 0.99), "eps": 1e-2}),
-        in_torch=True,  # it runs now, as torch's own do
+        runs_here=True,  # it runs now, as torch's own do
     )
 
 

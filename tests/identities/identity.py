@@ -68,7 +68,8 @@ class Identity:
         within: Stands around each step of an optimizer, theirs and ours.
         evaluates: Both have weights for evaluation, by `eval()`, which are compared as well.
         rtol: How far the two may be apart in each dtype, over the largest entry of the tensor.
-        in_torch: The official code is part of torch, and runs in every test; others are recorded.
+        runs_here: The other side is part of torch, or formulas that the test writes out. It runs in
+            every test. The results of other code are recorded.
     """
 
     name: str
@@ -86,15 +87,17 @@ class Identity:
     within: Callable[[], AbstractContextManager[Any]]
     evaluates: bool
     rtol: Mapping[torch.dtype, float]
-    in_torch: bool
+    runs_here: bool
 
     def chain(self) -> Chain:
         return Chain(self.ours(**self.groups[0]))
 
     @property
     def tested(self) -> str:
-        """What the documentation says after a claim: whose code it is tested against."""
-        owner = self.source.split()[0].rstrip(",")
+        """What the documentation says after a claim: whose code or formulas test it."""
+        owner, *rest = self.source.replace(",", "").split()
+        if owner == "arXiv":
+            return f"tested against the formulas of arXiv {rest[0]}"
         return f"tested against {'torch' if owner.startswith('torch.') else owner}"
 
     @functools.cached_property
@@ -141,7 +144,7 @@ class Identity:
 
     def expected(self, dtype: torch.dtype) -> Trajectory:
         """What the official code gives, or gave when it was recorded."""
-        if self.in_torch:
+        if self.runs_here:
             return self.official(dtype)
         recording = self.recording()
         digest = self.inputs.digest()
@@ -284,7 +287,7 @@ def identity_by(follow: Callable[[Identity, torch.dtype], Trajectory], compare: 
                 within=within,
                 evaluates=evaluates,
                 rtol=rtol,
-                in_torch=source.startswith("torch."),
+                runs_here=source.startswith(("torch.", "arXiv ")),
             )
             steps = boundaries_of(made)
             IDENTITIES[name] = replace(made, inputs=replace(inputs, boundaries=steps))

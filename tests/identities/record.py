@@ -23,7 +23,7 @@ def main(names: list[str]) -> None:
         sys.exit(f"there is no identity {wrong}: there are {sorted(known)}")
     chosen = [known[n] for n in names] or [it for it in known.values() if not it.file.exists()]
     for identity in chosen:
-        if identity.in_torch:
+        if identity.runs_here:
             print(f"{identity.name}: {identity.source} runs in every test, nothing to record")
             continue
         recording = {str(dtype): identity.official(dtype) for dtype in identity.rtol}

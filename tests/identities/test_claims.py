@@ -90,7 +90,7 @@ def test_the_table_of_methods_has_a_row_for_every_name() -> None:
         source, _, scheduled = held.partition("; ")
         assert identity.source.startswith(source)
         versioned = re.search(r" (\d+(\.\w+)+|[0-9a-f]{7})(,|$)", source)
-        assert identity.in_torch or versioned, f"{source} has no version"
+        assert identity.runs_here or versioned, f"{source} has no version"
         assert scheduled == f"{len(moving(identity))} options scheduled"
     scheduled = {"adamw": 4, "lion": 3, "adafactor": 5, "schedule_free_adamw": 6}
     assert {name: len(moving(load()[name])) for name in scheduled} == scheduled
@@ -140,7 +140,7 @@ def test_every_optimizer_of_torch_has_its_row_and_its_identity() -> None:
     theirs -= {"Optimizer"}
     page = (ROOT / "docs" / "coming_from.md").read_text()
     assert theirs <= set(re.findall(r"`torch\.optim\.(\w+)", page))
-    held = {it.source.removeprefix("torch.optim.") for it in load().values() if it.in_torch}
+    held = {it.source.removeprefix("torch.optim.") for it in load().values() if it.runs_here}
     assert theirs - held == {"LBFGS", "SparseAdam"}
 
 

@@ -21,7 +21,7 @@ CASES = [
 ]
 each = pytest.mark.parametrize(("identity", "dtype"), CASES)
 recorded = pytest.mark.parametrize(
-    ("identity", "dtype"), [case for case in CASES if not case.values[0].in_torch]
+    ("identity", "dtype"), [case for case in CASES if not case.values[0].runs_here]
 )
 
 
@@ -116,11 +116,11 @@ def test_every_name_is_held_by_an_identity() -> None:
 
 
 def test_every_recording_belongs_to_an_identity() -> None:
-    kept = {identity.file for identity in IDENTITIES.values() if not identity.in_torch}
+    kept = {identity.file for identity in IDENTITIES.values() if not identity.runs_here}
     assert set(RECORDINGS.glob("*")) == kept
 
 
-@pytest.mark.parametrize("name", [name for name, it in IDENTITIES.items() if not it.in_torch])
+@pytest.mark.parametrize("name", [name for name, it in IDENTITIES.items() if not it.runs_here])
 def test_a_recording_says_what_made_it(name: str) -> None:
     made_with = IDENTITIES[name].recording()["made_with"]
     assert made_with["source"] == IDENTITIES[name].source, "record it again"

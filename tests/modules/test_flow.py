@@ -707,6 +707,24 @@ def test_parameters_with_embed_in_their_name_are_the_rest():
     assert matrices(model) == ["mix", "0.weight"]
 
 
+def test_what_only_looks_like_a_matrix_is_the_rest():
+    """Filters of single channels, biases of experts, single rows, and factors of LoRA."""
+    layers = {
+        "depthwise": nn.Conv1d(8, 8, 4, groups=8),
+        "two_filters": nn.Conv2d(8, 16, 3, groups=8),
+        "transposed": nn.ConvTranspose1d(8, 8, 4, groups=8),
+        "shared_expert_gate": nn.Linear(8, 1),
+        "q_proj": nn.ModuleDict({"lora_A": nn.Linear(8, 2), "lora_B": nn.Linear(2, 8)}),
+        "grouped": nn.Conv1d(8, 8, 4, groups=2),
+        "first": nn.Conv1d(1, 8, 4),
+        "router": nn.Linear(8, 3),
+        "last": nn.Linear(8, 2),
+    }
+    model = nn.ModuleDict(layers)
+    model.gate_up_proj_bias = nn.Parameter(torch.zeros(3, 8))
+    assert matrices(model) == ["grouped.weight", "first.weight", "router.weight"]
+
+
 def test_matrices_and_rest_are_two_optimizers_in_one():
     model = Language(tied=False)
     muon = Chain(Momentum(0.95, nesterov=True), Orthogonalize(scale="match_rms_adamw"))

@@ -89,6 +89,7 @@ def test_a_search_for_what_torch_calls_an_optimizer_finds_what_it_is_here() -> N
         "coming_from.md",
         "concepts.md",
         "distributed.md",
+        "fused_weights.md",
         "groups.md",
         "guards.md",
         "matrices.md",

@@ -1,8 +1,10 @@
-"""The pictures of the pages: each names its axes."""
+"""The pictures of the pages: they name their axes, and show the matrices of a layout."""
 
 import re
+from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.atlas.report import picture as of_the_atlas
 from benchmarks.atlas.runs import Curve
@@ -11,8 +13,10 @@ from benchmarks.guide.report import CASES, results
 from benchmarks.rows import read
 from benchmarks.traces.judge import Line
 from benchmarks.traces.report import picture as of_traces
+from scripts.pages import layouts
 from scripts.pages.kinds import RUNS
 from tests.helpers import ROOT
+from torchzero_clip import logical_matrices
 
 FOUND = ROOT / "benchmarks" / "results"
 
@@ -50,3 +54,14 @@ def axes_of(drawn: str) -> list[str]:
         r'<text x="(\S+)" y="(\S+)"[^>]*?( transform="rotate.*?)?>(.*?)</text>', drawn
     )
     return [text for _, y, turned, text in texts if turned or float(y) == height - 6]
+
+
+@pytest.mark.parametrize(("title", "shape", "entry"), layouts.EXAMPLES)
+def test_each_element_of_a_drawn_weight_belongs_to_one_of_its_matrices(
+    title: str, shape: tuple[int, int], entry: Any
+) -> None:
+    numbers = [number for row in layouts.owners(entry, shape) for number in row]
+    sizes = {number: numbers.count(number) for number in numbers}
+    elements = [matrix.numel() for matrix in logical_matrices(entry, torch.zeros(shape))]
+    assert sizes == dict(enumerate(elements))
+    assert layouts.panel(0, 0, title, shape, entry).count("<circle") == len(numbers)

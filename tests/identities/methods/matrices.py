@@ -17,6 +17,7 @@ from tests.identities.identity import optimizer
 from tests.identities.inputs import MATRICES, Inputs
 from torchzero_clip import LR, Chain, Momentum, Orthogonalize, WeightDecay, named
 from torchzero_clip.modules.matrices import whitening
+from torchzero_clip.published.matrix_methods import DION_COEFFICIENTS
 
 GROUPS: Any = (
     {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.1},
@@ -471,6 +472,39 @@ def nordion2(groups: Any) -> Any:
 )
 def dion3(groups: Any) -> Any:
     return official_dion("Dion3")(groups)
+
+
+BLOCKS: Any = (
+    ("a.three heads", (6, 5)), ("a.tall", (9, 2)), ("b.wide", (6, 7)), ("b.zero", (6, 4)),
+)  # fmt: skip
+
+
+def heads_or_blocks(name: str, p: Tensor) -> Any:
+    """The layout of the same weights, whose names the optimizer does not know."""
+    return [4, 2] if p.shape in ((6, 7), (6, 4)) else [len(p) // 3] * 3
+
+
+@optimizer(
+    "muon_heads",
+    "`Orthogonalize` with a layout is Muon of each head, or of blocks of rows",
+    source="microsoft/dion 0a059a4, `Muon` with `num_heads` or `split_sizes`, in one precision",
+    ours=lambda lr, mu, weight_decay, **options: Chain(
+        Momentum(mu),
+        Orthogonalize(None, DION_COEFFICIENTS, scale="match_rms_adamw", layout=heads_or_blocks),
+        WeightDecay(weight_decay),
+        LR(lr),
+    ),
+    groups=(
+        {"lr": 0.05, "mu": 0.95, "weight_decay": 0.1, "num_heads": 3, "split_sizes": None},
+        {"lr": 0.02, "mu": 0.8, "weight_decay": 0.02, "num_heads": None, "split_sizes": (4, 2)},
+    ),
+    keys={"momentum": "mu"},
+    constant={"dampening": NO_FACTOR},
+    inputs=Inputs(BLOCKS, size=1e4),  # they add 1e-8 to norms
+    rtol={torch.float32: 5e-5, torch.float64: 1e-9},
+)
+def muon_heads(groups: Any) -> Any:
+    return official_dion("Muon")(groups, adjust_lr="rms_norm")
 
 
 BASES = Inputs(

@@ -7,6 +7,7 @@ from torchzero_clip.modules.matrices.equal_rows import EqualRows
 from torchzero_clip.modules.matrices.in_basis import InBasis
 from torchzero_clip.modules.matrices.kl_basis import KLBasis
 from torchzero_clip.modules.matrices.kron import Kron
+from torchzero_clip.modules.matrices.layout_of import layout_of
 from torchzero_clip.modules.matrices.neuron_norm import NeuronNorm
 from torchzero_clip.modules.matrices.orthogonalize import Orthogonalize
 from torchzero_clip.modules.matrices.rows import Rows
@@ -28,5 +29,6 @@ __all__ = [
     "Shampoo",
     "heads",
     "join_matrices",
+    "layout_of",
     "logical_matrices",
 ]
