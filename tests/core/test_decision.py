@@ -89,7 +89,11 @@ def test_without_memory_nothing_is_remembered() -> None:
     ("made", "error", "words"),
     [
         (None, TypeError, "observe must return a dict, got None"),
-        ({"other": NORMS}, KeyError, "observe must return only the keys .* got ..other.."),
+        (
+            {"other": NORMS},
+            KeyError,
+            "observe must return a dict with the keys of init_unit, .* got the keys ..other..",
+        ),
     ],
 )
 def test_what_observe_may_return_is_a_sentence(made: Any, error: Any, words: str) -> None:

@@ -69,7 +69,9 @@ def test_observing_what_init_unit_does_not_make_is_an_error():
         def observe(self, norm, clipped, state, group):
             return {"b": norm}
 
-    with pytest.raises(KeyError, match=r"Wrong\.observe must return only the keys .* got \['b'\]"):
+    with pytest.raises(
+        KeyError, match=r"Wrong\.observe must return a dict with the keys .* got the keys \['b'\]"
+    ):
         run_once(Wrong())
 
 

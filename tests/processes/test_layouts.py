@@ -158,7 +158,9 @@ def test_matrices_are_split_and_joined() -> None:
     left, right = logical_matrices("d (head k) -> head d k, head=2", torch.arange(8).view(2, 4))
     assert left.tolist() == [[0, 1], [4, 5]]
     assert right.tolist() == [[2, 3], [6, 7]]
-    with pytest.raises(ValueError, match=r"has 1 matrix of 2 × 3 in the shape \(2, 3\), got matr"):
+    with pytest.raises(
+        ValueError, match=r"of shape \(2, 3\) consists of 1 matrix of 2 × 3, got matr"
+    ):
         join_matrices("a b -> a b", (2, 3), [torch.zeros(2, 2)])
 
 

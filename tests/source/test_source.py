@@ -567,7 +567,9 @@ def test_links_that_end_steps_or_ask_for_more_are_refused(rule: Transform) -> No
 
 def test_two_links_that_ask_a_function_of_the_model_are_refused() -> None:
     chain = [QKClip(lambda name, p: None), QKClip(lambda name, p: None)]
-    with pytest.raises(SourceError, match="the argument max_logits is a function in more than one"):
+    with pytest.raises(
+        SourceError, match="two transforms have a function as their argument max_logits"
+    ):
         Modular(list(parameters().items()), LR(0.1), *chain).to_source()
 
 

@@ -92,6 +92,6 @@ def _make_and_params(name: str, shapes: Sequence[str]) -> tuple[Callable[[Any], 
         return returned
     raise TypeError(
         f"the function {name} has no arguments, so it must return a pair (make, params), got "
-        f"{returned!r}. The first value must be a function make(params) that returns an "
-        "optimizer or a step function. The second value must be the parameters of a model"
+        f"{returned!r}. Here make(params) is a function that returns an optimizer or a step "
+        "function, and params are the parameters of a model"
     )

@@ -77,7 +77,7 @@ def parsed(text: str) -> Pattern:
     """Return a pattern from its text, or raise ValueError with the reason."""
     left_text, arrow, rest = text.partition("->")
     if not arrow:
-        raise ValueError("it has no '->' between the dims of the parameter and its matrices")
+        raise ValueError("the pattern has no '->' between its two sides")
     right_text, *size_texts = rest.split(",")
     left = _dims(left_text)
     right = _dims(right_text)
@@ -92,12 +92,12 @@ def parsed(text: str) -> Pattern:
     for side in (axes, others):
         twice = [axis for axis in side if side.count(axis) > 1]
         if twice:
-            raise ValueError(f"it has {twice[0]!r} twice on one side")
+            raise ValueError(f"the name {twice[0]!r} is twice on one side of the pattern")
     lonely = sorted({*axes} ^ {*others}) or sorted({*sizes} - {*axes})
     if lonely:
-        raise ValueError(f"it needs {lonely[0]!r} on both sides")
+        raise ValueError(f"the name {lonely[0]!r} must be on both sides of the pattern")
     if len(right) < 2:
-        raise ValueError("its right side needs rows and columns at the end")
+        raise ValueError("the right side of the pattern must end in rows and columns")
     return Pattern(left, right, sizes)
 
 
@@ -124,7 +124,7 @@ def _dims(text: str) -> tuple[Axes, ...]:
             if token != "1":
                 dims[-1].append(token)
     if is_open:
-        raise ValueError("it has a '(' without ')'")
+        raise ValueError("the pattern has a '(' without a ')'")
     return tuple(map(tuple, dims))
 
 

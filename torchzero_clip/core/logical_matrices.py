@@ -372,7 +372,7 @@ def matrices_of(
         raise ValueError(
             f"{type(rule).__name__}: {name or 'a parameter'} of shape {shape} may be a stack of "
             f"matrices or one matrix: write {declare} for {count} matrices of {rows} x {columns}, "
-            f"or 'rows a b -> rows (a b)' for one of {count} x {rows * columns}"
+            f"or the pattern 'rows a b -> rows (a b)' for one matrix of {count} x {rows * columns}"
         )
     return whole_matrix(shape)
 
@@ -404,8 +404,8 @@ def check_layout(rule: Any) -> None:
                     parsed(text)
         except ValueError as error:
             raise ValueError(
-                f"{type(rule).__name__}: layout must be valid, got {rule.layout!r}; the layout "
-                f"{entry!r} of {key!r} is not: {error}"
+                f"{type(rule).__name__}: the layout {entry!r} for the names {key!r} is invalid: "
+                f"{error}"
             ) from None
 
 
@@ -451,8 +451,8 @@ def join_matrices(entry: Any, shape: Sequence[int], matrices: Sequence[Tensor]) 
     given = [tuple(matrix.shape) for matrix in matrices]
     if given != every.sizes:
         raise ValueError(
-            f"join_matrices: the layout {entry!r} has {every} in the shape {tuple(shape)}, got "
-            f"matrices of {given}"
+            f"join_matrices: with the layout {entry!r}, a tensor of shape {tuple(shape)} consists "
+            f"of {every}, got matrices of the shapes {given}"
         )
     rest = iter(matrices)
     return every.back([torch.stack([next(rest) for _ in range(c.count)]) for c in every.cuts])
@@ -481,11 +481,11 @@ def _cut(
 ) -> LogicalMatrices:
     """Return the matrices of a parameter from the parts of its entry."""
     if not shape:
-        raise ValueError("a single number has no rows")
+        raise ValueError("a tensor with no dims contains no matrix")
     texts = [text for text, _ in parts]
     sizes = [shape[0] if size is None else size for _, size in parts]
     if sum(sizes) != shape[0]:
-        raise ValueError(f"the sizes add up to {sum(sizes)}, the first dim has size {shape[0]}")
+        raise ValueError(f"the sum of the sizes is {sum(sizes)}, but the first dim has {shape[0]}")
     cuts: list[Cut] = []
     start = 0
     for (text, size), run in groupby(zip(texts, sizes, strict=True)):

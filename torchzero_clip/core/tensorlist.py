@@ -177,8 +177,8 @@ class TensorList:
 
     def _no_operator(self, other: object) -> Any:
         raise TypeError(
-            "TensorList does not support operators and indexing: use methods of the "
-            "TensorList, such as u.mul(x) or u.neg(), and index u.tensors[i]"
+            "TensorList supports neither operators nor an index: instead of u * x or u[i], "
+            "write u.mul(x) or u.tensors[i]"
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_operator

@@ -82,8 +82,8 @@ def too_far(links: Iterable[Link], limit: str) -> list[Link]:
         if link.transforms and "loss" in rule.reads:
             raise ValueError(
                 f"release: {link.path} is not supported, because {link.path} needs the loss "
-                "of each step. After release, parameters are updated during backward(), "
-                "before you can report the loss"
+                "of each step. An optimizer from release() updates the parameters during "
+                "backward(), and a loss can only be reported before backward()"
             )
         scales = plain and type(rule).apply is NormRule.apply
         if link.transforms and rule.reach != "tensor":

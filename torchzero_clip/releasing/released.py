@@ -228,8 +228,8 @@ class Released(Modular):
                 self.param_groups.pop()
                 where = label(len(self.param_groups), group, place)
                 raise ValueError(
-                    f"release: {where} already belongs to an optimizer that release returned: "
-                    "call remove() on that optimizer first"
+                    f"release: {where} already belongs to another optimizer from release(): "
+                    "call the method remove() of the other optimizer first"
                 )
         self._watch()
 
@@ -264,7 +264,7 @@ class Released(Modular):
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
-            "the optimizer that release returned cannot be copied or pickled: call release "
+            "an optimizer from release() cannot be copied or pickled: call release() "
             "for the new model, and pass the state_dict() of the old optimizer to "
             "load_state_dict() of the new optimizer"
         )

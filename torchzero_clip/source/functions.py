@@ -40,7 +40,7 @@ class Functions:
         Such a function reads tensors of the model, so its source cannot be copied.
         """
         if name in self.arguments:
-            raise SourceError(f"the argument {name} is a function in more than one transform")
+            raise SourceError(f"two transforms have a function as their argument {name}")
         self.arguments.append(name)
         return f"self.{name}"
 

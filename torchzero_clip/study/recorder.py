@@ -317,8 +317,8 @@ def number(name: str, value: Any) -> float | Tensor:
         return float(value)
     except OverflowError:  # the number itself may have too many digits to print
         raise ValueError(
-            f"{wanted} that can be converted to float, got {name}, an integer of "
-            f"{int(value).bit_length()} bits: log a smaller number, such as math.log({name})"
+            f"{wanted} that can be converted to float, got an integer {name} of "
+            f"{int(value).bit_length()} bits: pass a smaller number, such as math.log({name})"
         ) from None
 
 

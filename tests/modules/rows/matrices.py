@@ -32,11 +32,19 @@ inf, nan = math.inf, math.nan
 LAYOUTS: list[Bad] = [
     ({"layout": 3}, TypeError, "layout must be a dict of name patterns and layouts"),
     ({"layout": {"|": [3]}}, ValueError, "the keys of layout must be names or patterns, such as"),
-    ({"layout": {"w": 3}}, ValueError, "the layout 3 of 'w' is not: a layout must be a pattern,"),
-    ({"layout": {"w": [3.0, 3.0]}}, ValueError, "the layout [3.0, 3.0] of 'w' is not: a layout m"),
-    ({"layout": {"w": [-1, 7]}}, ValueError, "the layout [-1, 7] of 'w' is not: a layout must"),
-    ({"layout": {"w": True}}, ValueError, "the layout True of 'w' is not: a layout must be a pa"),
-    ({"layout": {"w": "a b"}}, ValueError, "the layout 'a b' of 'w' is not: it has no '->'"),
+    ({"layout": {"w": 3}}, ValueError, "the layout 3 for the names 'w' is invalid: a layout mu"),
+    (
+        {"layout": {"w": [3.0, 3.0]}},
+        ValueError,
+        "the layout [3.0, 3.0] for the names 'w' is invalid: a",
+    ),
+    (
+        {"layout": {"w": [-1, 7]}},
+        ValueError,
+        "the layout [-1, 7] for the names 'w' is invalid: a l",
+    ),
+    ({"layout": {"w": True}}, ValueError, "the layout True for the names 'w' is invalid: a layo"),
+    ({"layout": {"w": "a b"}}, ValueError, "the layout 'a b' for the names 'w' is invalid: the pa"),
 ]
 
 
