@@ -28,6 +28,7 @@ COMMANDS = {
     "lab": "study.lab.lab_command:command",
     "audit": "audit.audit_command:audit_command",
     "audit-clip": "audit.audit_command:audit_clip_command",
+    "audit-update": "audit.update.update_command:audit_update_command",
 }
 """For each command, the function that yields its output. The module is imported on first use."""
 
@@ -45,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         epilog="python -m torchzero_clip simulate run.csv: what rules would have done to a run; "
         "python -m torchzero_clip lab run.csv: the same to look at, in a browser; "
         "python -m torchzero_clip audit package.module:function: whether a step waits for a GPU; "
-        "python -m torchzero_clip audit-clip package.module:function: whether its norms are right.",
+        "python -m torchzero_clip audit-clip package.module:function: whether its norms are right; "
+        "python -m torchzero_clip audit-update file.py:function: what moved in a training step.",
     )
     parser.add_argument("name", nargs="?", help="show this rule or function, not the list of all")
     parser.add_argument("--version", action="version", version=torchzero_clip.__version__)

@@ -1,0 +1,1 @@
+"""`audit_update`: did the optimizer do what it was configured to do?"""

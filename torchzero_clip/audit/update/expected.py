@@ -1,0 +1,62 @@
+"""What the user expects of the step of each parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torchzero_clip.audit.update.kinds import KINDS
+from torchzero_clip.core.names import hint
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What `audit_update` should find for some parameters.
+
+    Args:
+        kind: The kind of the step: "gradient", "sign", "orthogonal", "decay", "other", or "still"
+            for parameters that should not move. None accepts every kind.
+        rms: The root mean square of the step without weight decay, over the elements that moved.
+            For the first step of Adam, this is the learning rate. None accepts every size.
+        tolerance: The relative difference from `rms` that is still as expected.
+
+    Example:
+        >>> from torchzero_clip.audit import Expected
+        >>> Expected("sign", rms=1e-3)
+        Expected(kind='sign', rms=0.001, tolerance=0.2)
+    """
+
+    kind: str | None = None
+    rms: float | None = None
+    tolerance: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.kind is not None and self.kind not in KINDS:
+            raise ValueError(
+                f"audit_update: the kind of a step is one of {', '.join(KINDS)}, got "
+                f"{self.kind!r}{hint(self.kind, KINDS)}"
+            )
+
+
+def expected_of(
+    names: Iterable[str], expect: Mapping[str, str | Expected] | None
+) -> dict[str, Expected]:
+    """Return what is expected of each parameter. The first matching pattern wins.
+
+    A pattern is a glob, or several globs with `|` between them. A glob that matches no name raises
+    ValueError, because a mistyped pattern would check nothing.
+    """
+    names = list(names)
+    expected = dict.fromkeys(names, Expected())
+    for pattern, value in reversed((expect or {}).items()):
+        wanted = value if isinstance(value, Expected) else Expected(value)
+        for glob in map(str.strip, pattern.split("|")):
+            matched = [name for name in names if fnmatchcase(name, glob)]
+            if not matched:
+                raise ValueError(
+                    f"audit_update: {glob!r} in expect matches no parameter"
+                    f"{hint(glob.replace('*', ''), names)}"
+                )
+            expected.update(dict.fromkeys(matched, wanted))
+    return expected

@@ -1,0 +1,231 @@
+"""Measures: sums over the elements of a parameter, of its step and of its gradient.
+
+Everything that the audit reports about a parameter follows from these sums, except for singular
+values. The sums of a sharded parameter are added up over the ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchzero_clip.core.sharding.collectives import sum_
+from torchzero_clip.core.sharding.layout import Layout, layout_of, local
+from torchzero_clip.core.tensor_kinds import wide
+
+PIECE = 2**22
+"""The number of elements that are measured at once. This limits the temporary memory."""
+GRADIENTS = 5
+"""The place of `StepSums.gradients` in a vector of sums."""
+STATE_CHANGES = 12
+"""The place of `StepSums.state_changes` in a vector of sums."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One parameter before and after the step. The tensors are whole, or shards of this rank.
+
+    Attributes:
+        param: The parameter after the step.
+        before: A copy of the weights before the step.
+        gradient: A copy of the gradient, or None. With several steps, the sum of the gradients.
+        scale: The gradient is this many times too large, because of a GradScaler.
+        lr: The learning rate of the group of the parameter.
+        decay: The learning rate times the weight decay of the group.
+        state_changes: The number of state tensors that changed on this rank.
+    """
+
+    param: Tensor
+    before: Tensor
+    gradient: Tensor | None
+    scale: float
+    lr: float
+    decay: float
+    state_changes: int
+
+    @property
+    def layout(self) -> Layout | None:
+        """How the parameter is sharded. None if it is not sharded."""
+        return layout_of(self.param)
+
+    def step(self, without_decay: bool) -> Tensor:
+        """Return the change of the weights in float32, if asked without decoupled weight decay."""
+        before = local(self.before).float()
+        change = local(self.param).detach().float() - before
+        return change.add_(before, alpha=self.decay) if without_decay else change
+
+
+@dataclass(frozen=True)
+class DirectionSums:
+    """Sums over the elements of a step, which may be without its weight decay.
+
+    Attributes:
+        square: The sum of the squares.
+        absolute: The sum of the absolute values.
+        nonzero: The number of elements that are not zero.
+        along_gradient: The sum of the products with the gradient.
+    """
+
+    square: float
+    absolute: float
+    nonzero: float
+    along_gradient: float
+
+    @property
+    def rms(self) -> float:
+        """The root mean square of the elements that are not zero."""
+        return math.sqrt(self.square / self.nonzero) if self.nonzero else 0.0
+
+    @property
+    def variation(self) -> float:
+        """The squared coefficient of variation of the absolute values that are not zero."""
+        if not self.absolute:
+            return math.inf
+        return self.square * self.nonzero / self.absolute**2 - 1
+
+
+@dataclass(frozen=True)
+class StepSums:
+    """Sums over the elements of one parameter, on all ranks that hold a shard.
+
+    Attributes:
+        elements: The number of elements.
+        moved: The number of elements that the step changed.
+        weight_square: The sum of the squares of the weights before the step.
+        along_weight: The sum of the products of the step and the weights before the step.
+        rounding: The variance of the rounding errors of the weights, summed over the elements.
+        gradients: On how many ranks the parameter has a gradient.
+        gradient_square: The sum of the squares of the gradient.
+        gradient_nonzero: The number of elements of the gradient that are not zero.
+        bad_weights: The number of weights after the step that are infinite or NaN.
+        bad_gradients: The number of elements of the gradient that are infinite or NaN.
+        moved_by_lr: The number of elements that a step of the size of the learning rate changes.
+        moved_by_gradient: The number of elements that a step of plain SGD changes.
+        state_changes: The number of state tensors that changed, summed over the ranks.
+        step: Sums over the step.
+        undecayed: Sums over the step without its weight decay.
+    """
+
+    elements: float
+    moved: float
+    weight_square: float
+    along_weight: float
+    rounding: float
+    gradients: float
+    gradient_square: float
+    gradient_nonzero: float
+    bad_weights: float
+    bad_gradients: float
+    moved_by_lr: float
+    moved_by_gradient: float
+    state_changes: float
+    step: DirectionSums
+    undecayed: DirectionSums
+
+    @property
+    def weight_rms(self) -> float:
+        """The root mean square of the weights before the step."""
+        return math.sqrt(self.weight_square / max(self.elements, 1))
+
+    @property
+    def gradient_rms(self) -> float:
+        """The root mean square of the gradient."""
+        return math.sqrt(self.gradient_square / max(self.elements, 1))
+
+    @property
+    def ratio(self) -> float:
+        """The norm of the step divided by the norm of the weights. 0 if all weights were zero."""
+        if not self.weight_square:
+            return 0.0
+        return math.sqrt(self.step.square / self.weight_square)
+
+
+def _from_numbers(numbers: Sequence[float]) -> StepSums:
+    *first, s0, s1, s2, s3, u0, u1, u2, u3 = numbers
+    return StepSums(*first, DirectionSums(s0, s1, s2, s3), DirectionSums(u0, u1, u2, u3))
+
+
+def measured(observed: Mapping[str, Observed]) -> dict[str, StepSums]:
+    """Return the sums of all parameters. On sharded parameters, all ranks must call this."""
+    sums = {name: _local_sums(one) for name, one in observed.items()}
+    together: dict[tuple[object, frozenset[int]], list[str]] = {}
+    for name, one in observed.items():
+        if one.layout is not None and one.layout.split:
+            together.setdefault((one.layout.mesh, one.layout.split), []).append(name)
+    for (mesh, dims), names in together.items():
+        table = torch.stack([sums[name] for name in names])
+        for d in sorted(dims):
+            table = sum_(table, mesh.get_group(d))  # type: ignore[attr-defined]
+        sums.update(zip(names, table, strict=True))
+    return {name: _from_numbers(row.tolist()) for name, row in sums.items()}
+
+
+def _local_sums(one: Observed) -> Tensor:
+    """Return the sums over the elements on this rank as a vector."""
+    after = _flat(one.param.detach())
+    before = _flat(one.before)
+    gradient = None if one.gradient is None else _flat(one.gradient)
+    total = torch.zeros(21, dtype=wide(after.device), device=after.device)
+    for start in range(0, len(after), PIECE):
+        piece = slice(start, start + PIECE)
+        g = None if gradient is None else gradient[piece]
+        total += torch.stack([*_sums_of_piece(one, before[piece], after[piece], g)])
+    total[GRADIENTS] = float(gradient is not None)
+    total[STATE_CHANGES] = float(one.state_changes)
+    return total
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    values = local(tensor)
+    if values.is_sparse:
+        values = values.to_dense()
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    return values.reshape(-1)
+
+
+def _sums_of_piece(
+    one: Observed, before: Tensor, after: Tensor, gradient: Tensor | None
+) -> Iterator[Tensor]:
+    """Yield the sums over some elements, in the order of the fields of `StepSums`."""
+    dtype = wide(after.device)
+    w = before.to(dtype)
+    change = after.to(dtype) - w
+    g = torch.zeros_like(w) if gradient is None else gradient.to(dtype) / one.scale
+    yield torch.ones_like(w).sum()
+    yield _count(after != before, dtype)
+    yield w.square().sum()
+    yield (change * w).sum()
+    spacing = after.to(dtype) * torch.finfo(after.dtype).eps
+    yield spacing.square().sum() / 6  # twice the variance of one rounding: before and after
+    zero = torch.zeros((), dtype=dtype, device=w.device)
+    yield zero  # gradients: _local_sums fills it in
+    yield g.square().sum()
+    yield _count(g != 0, dtype)
+    yield _count(~torch.isfinite(after), dtype)
+    yield _count(~torch.isfinite(g), dtype)
+    lower = (w - one.lr).to(before.dtype)
+    higher = (w + one.lr).to(before.dtype)
+    yield _count((lower != before) | (higher != before), dtype)
+    yield _count((w - one.lr * g).to(before.dtype) != before, dtype)
+    yield zero  # state_changes: _local_sums fills it in
+    yield from _sums_of_direction(change, g, change != 0)
+    undecayed = change + one.decay * w
+    # where the gradient is zero, taking out the decay leaves a rounding error
+    yield from _sums_of_direction(undecayed, g, undecayed.abs() > spacing.abs())
+
+
+def _sums_of_direction(direction: Tensor, g: Tensor, nonzero: Tensor) -> Iterator[Tensor]:
+    """Yield sums over some elements of a step, in the order of the fields of `DirectionSums`."""
+    yield direction.square().sum()
+    yield direction.abs().sum()
+    yield _count(nonzero, direction.dtype)
+    yield (direction * g).sum()
+
+
+def _count(elements: Tensor, dtype: torch.dtype) -> Tensor:
+    return elements.sum().to(dtype)

@@ -1,0 +1,304 @@
+"""The result of `audit_update`: rows of parameters that behave alike, and findings."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from torchzero_clip.audit.update.kinds import Kind
+from torchzero_clip.audit.update.measures import StepSums
+from torchzero_clip.core.names import without_numbers
+
+CODES = {
+    "no-step": "the optimizer made no step in the block",
+    "several-steps": "the optimizer made another number of steps than expected",
+    "not-in-optimizer": "no group of the optimizer has the parameter",
+    "not-in-model": "the optimizer has a parameter that the model does not have",
+    "in-two-groups": "two groups have the parameter",
+    "nonfinite-weight": "a weight is infinite or NaN after the step",
+    "nonfinite-state": "the state of the optimizer is infinite or NaN",
+    "nonfinite-gradient": "the gradient is infinite or NaN, and the parameter did not move",
+    "moved-outside-step": "the parameter changed in the block before the step",
+    "moved-without-gradient": "the parameter moved without a gradient",
+    "no-gradient": "the parameter has no gradient, and did not move",
+    "zero-gradient": "the gradient is zero, and the parameter did not move",
+    "unmoved": "the parameter has a gradient, and did not move",
+    "rounding": "the update is too small for the dtype of the weight",
+    "decay-only": "only weight decay moved the parameter, although it has a gradient",
+    "unexpected-kind": "the step is of another kind than expected",
+    "unexpected-size": "the step has another size than expected",
+    "large-step": "the step is larger than a share of the weight",
+    "state-unchanged": "the optimizer has state for the parameter, and did not change it",
+    "state-outside-step": "the state changed in the block before the step",
+    "replicas-differ": "the weight differs between ranks that should have equal weights",
+}
+"""The code of each finding, and what it means. Findings are listed in this order."""
+
+WIDTH = 110
+"""The width of the text of findings."""
+NAMES_SHOWN = 6
+"""A message shows at most so many names, or patterns of names."""
+
+
+@dataclass(frozen=True)
+class UpdateFinding:
+    """Something that an optimizer should not have done, or should have done and did not do.
+
+    Attributes:
+        code: The code of the finding, one of `torchzero_clip.audit.CODES`.
+        message: What happened, with the names of the parameters.
+        names: The names of all parameters that the finding is about. Empty if it is about the
+            whole step.
+    """
+
+    code: str
+    message: str
+    names: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+@dataclass(frozen=True)
+class UpdateRow:
+    """Parameters that behave alike in a step.
+
+    Sizes are root mean squares. They are pairs of the smallest and the largest parameter.
+
+    Attributes:
+        pattern: The common name, with `*` in place of the numbers.
+        names: The names of the parameters.
+        shape: The shape of each parameter.
+        dtype: The dtype of each parameter.
+        groups: The numbers of the groups in the optimizer. With several optimizers, each number
+            follows the class of its optimizer.
+        gradient: The size of the gradient. None if there is no gradient.
+        moved: The shares of the elements that moved.
+        step: The size of the step, without weight decay, over the elements that moved.
+        weight: The size of the weights before the step.
+        ratio: The norm of the step divided by the norm of the weights.
+        kind: The kind of the step, or why it is not judged.
+        state: What happened to the state of the optimizer.
+    """
+
+    pattern: str
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    groups: tuple[str, ...]
+    gradient: tuple[float, float] | None
+    moved: tuple[float, float]
+    step: tuple[float, float]
+    weight: tuple[float, float]
+    ratio: tuple[float, float]
+    kind: str
+    state: str
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the cells of the row in a table."""
+        count = f" ({len(self.names)})" if len(self.names) > 1 else ""
+        gradient = "none" if self.gradient is None else _span(self.gradient)
+        low, high = self.moved
+        moved = f"{low:.0%}" if low == high else f"{low:.0%} to {high:.0%}"
+        return (
+            f"{self.pattern}{count}",
+            " x ".join(map(str, self.shape)) or "scalar",
+            ", ".join(self.groups) or "-",
+            gradient,
+            moved,
+            _span(self.step),
+            _span(self.weight),
+            _span(self.ratio),
+            self.kind,
+            self.state,
+        )
+
+
+HEADER = ("parameter", "shape", "group", "gradient", "moved", "step", "weight", "ratio")
+HEADER = (*HEADER, "kind", "state")
+
+
+class Behavior(NamedTuple):
+    """What happened to one parameter.
+
+    Attributes:
+        sums: The sums over its elements.
+        kind: The kind of its step.
+        shape: Its shape.
+        dtype: Its dtype.
+        groups: Its groups, as in `UpdateRow`.
+        state: What happened to the state of the optimizer.
+        size: The size of the step, without weight decay.
+    """
+
+    sums: StepSums
+    kind: Kind
+    shape: tuple[int, ...]
+    dtype: str
+    groups: tuple[str, ...]
+    state: str
+    size: float
+
+
+@dataclass
+class UpdateReport:
+    """The result of `audit_update`. `print(report)` shows it as text.
+
+    The report is empty until the block has ended, and stays empty if the block raises an error.
+
+    Attributes:
+        optimizer: The class of the optimizer.
+        steps: The number of steps that the optimizer made.
+        copied: The number of bytes of the copies of weights and gradients.
+        rows: One row for the parameters that behave alike.
+        findings: The findings, in the order of `torchzero_clip.audit.CODES`.
+        ended: Whether the block has ended without an error.
+    """
+
+    optimizer: str = ""
+    steps: int = 0
+    copied: int = 0
+    rows: list[UpdateRow] = field(default_factory=list)
+    findings: list[UpdateFinding] = field(default_factory=list)
+    ended: bool = False
+
+    def fill(self, steps: Sequence[int], behaviors: dict[str, Behavior], found: Findings) -> None:
+        """Fill the report after the block."""
+        self.steps = max(steps)
+        self.rows = rows_of(behaviors)
+        self.findings = found.joined()
+        self.ended = True
+
+    def of(self, *codes: str) -> list[UpdateFinding]:
+        """Return the findings with the given codes."""
+        return [finding for finding in self.findings if finding.code in codes]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as plain data, for example for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        if not self.ended:
+            return "audit_update: the block has not ended, or it raised an error"
+        steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
+        parameters = sum([len(row.names) for row in self.rows])
+        lines = [f"{steps} of {self.optimizer}, {parameters} parameters:"]
+        lines += _table([HEADER, *[row.cells() for row in self.rows]])
+        if self.findings:
+            lines.append(
+                f"{len(self.findings)} findings:" if len(self.findings) > 1 else "1 finding:"
+            )
+            for finding in self.findings:
+                lines += textwrap.wrap(
+                    str(finding),
+                    WIDTH,
+                    initial_indent="  ",
+                    subsequent_indent="    ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+        else:
+            lines.append("No findings.")
+        return "\n".join(lines)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _span(ends: tuple[float, float]) -> str:
+    """Return the smallest value, and the largest value if both differ, as text."""
+    texts = dict.fromkeys([f"{end:.2g}" for end in ends])
+    return " to ".join(texts)
+
+
+def rows_of(behaviors: dict[str, Behavior]) -> list[UpdateRow]:
+    """Return a row for the parameters that differ only in numbers: in their names and sizes."""
+    alike: dict[tuple[Any, ...], list[str]] = {}
+    for name, one in behaviors.items():
+        sums = one.sums
+        moved = 0 if not sums.moved else 1 + (sums.moved == sums.elements)
+        key = (without_numbers(name), one.shape, one.dtype, bool(sums.gradients), _owners(one))
+        key += (bool(sums.gradient_square), moved, str(one.kind), one.state)
+        alike.setdefault(key, []).append(name)
+    return [_row(names, [behaviors[name] for name in names]) for names in alike.values()]
+
+
+def _owners(one: Behavior) -> tuple[str, ...]:
+    """Return the optimizers in the labels of the groups of a parameter. "" is the only one."""
+    return tuple([label.rpartition(" ")[0] for label in one.groups])
+
+
+def _row(names: Sequence[str], behaviors: Sequence[Behavior]) -> UpdateRow:
+    first = behaviors[0]
+    sums = [one.sums for one in behaviors]
+    gradient = None
+    if first.sums.gradients:
+        gradient = _ends([each.gradient_rms for each in sums])
+    return UpdateRow(
+        pattern=without_numbers(names[0]) if len(names) > 1 else names[0],
+        names=tuple(names),
+        shape=first.shape,
+        dtype=first.dtype,
+        groups=tuple(sorted({g for one in behaviors for g in one.groups})),
+        gradient=gradient,
+        moved=_ends([each.moved / max(each.elements, 1) for each in sums]),
+        step=_ends([one.size for one in behaviors]),
+        weight=_ends([each.weight_rms for each in sums]),
+        ratio=_ends([each.ratio for each in sums]),
+        kind=str(first.kind),
+        state=first.state,
+    )
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    return min(values), max(values)
+
+
+class Findings:
+    """Collects findings about single parameters, and joins findings that differ only in names."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], list[tuple[str, tuple[float, ...]]]] = {}
+
+    def add(self, code: str, what: str, name: str = "", *numbers: float) -> None:
+        """Add a finding.
+
+        Args:
+            code: The code of the finding.
+            what: What happened, with `{}` for each number.
+            name: The name of the parameter, or "" if the finding is about the whole step.
+            *numbers: The numbers in the text. Joined findings show a range.
+        """
+        self._found.setdefault((code, what), []).append((name, numbers))
+
+    def joined(self) -> list[UpdateFinding]:
+        """Return the findings in the order of `CODES`."""
+        order = list(CODES)
+        findings = []
+        for (code, what), found in self._found.items():
+            columns = zip(*[numbers for _, numbers in found], strict=True)
+            message = what.format(*[_span(_ends(column)) for column in columns])
+            names = tuple([name for name, _ in found if name])
+            if names:
+                message = f"{shown(names)}: {message}"
+            findings.append(UpdateFinding(code, message, names))
+        return sorted(findings, key=lambda finding: order.index(finding.code))
+
+
+def shown(names: Sequence[str]) -> str:
+    """Return names as text. Many names are shown as patterns, each with its count."""
+    if len(names) <= NAMES_SHOWN:
+        return ", ".join(names)
+    patterns: dict[str, list[str]] = {}
+    for name in names:
+        patterns.setdefault(without_numbers(name), []).append(name)
+    texts = [
+        f"{pattern} ({len(alike)})" if len(alike) > 1 else alike[0]
+        for pattern, alike in patterns.items()
+    ]
+    more = [f"{len(texts) - NAMES_SHOWN} more"] if len(texts) > NAMES_SHOWN else []
+    return ", ".join([*texts[:NAMES_SHOWN], *more])
