@@ -30,7 +30,7 @@ ASKED = {
     "is my chain what I think": "check/",
     "parameters not updated": "audit_update/",
     "did my optimizer": "audit_update/",
-    "silently did not train": "audit_update/",
+    "which parameters moved": "audit_update/",
     "wandb": "metrics/",
     "gradient norm": "metrics/",
     "skip nan": "guards/",

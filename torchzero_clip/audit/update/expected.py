@@ -49,7 +49,7 @@ def expected_of(
     """
     names = list(names)
     expected = dict.fromkeys(names, Expected())
-    for pattern, value in reversed((expect or {}).items()):
+    for pattern, value in reversed(list((expect or {}).items())):
         wanted = value if isinstance(value, Expected) else Expected(value)
         for glob in map(str.strip, pattern.split("|")):
             matched = [name for name in names if fnmatchcase(name, glob)]

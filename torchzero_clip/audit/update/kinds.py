@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchzero_clip.audit.update.measures import DirectionSums, Observed, StepSums
+from torchzero_clip.audit.update.step_sums import DirectionSums, Observed, StepSums
 from torchzero_clip.core.sharding.layout import whole_of
 
 KINDS = {
@@ -46,7 +46,7 @@ judged."""
 
 
 @dataclass(frozen=True)
-class Kind:
+class StepKind:
     """The kind of a step.
 
     Attributes:
@@ -62,8 +62,8 @@ class Kind:
 
 
 def kind_of(
-    one: Observed, sums: StepSums, steps: int, singular: Callable[[Tensor], Kind | None]
-) -> Kind:
+    one: Observed, sums: StepSums, steps: int, singular: Callable[[Tensor], StepKind | None]
+) -> StepKind:
     """Return the kind of a step. All ranks that hold a shard must call this.
 
     Args:
@@ -74,11 +74,11 @@ def kind_of(
             the singular values, or None if the singular values are not all of one size.
     """
     if not sums.moved:
-        return Kind("still")
+        return StepKind("still")
     if sums.bad_weights or sums.bad_gradients:
-        return Kind(UNJUDGED, "not finite")
+        return StepKind(UNJUDGED, "not finite")
     if sums.elements < FEWEST_ELEMENTS:
-        return Kind(UNJUDGED, f"fewer than {FEWEST_ELEMENTS} elements")
+        return StepKind(UNJUDGED, f"fewer than {FEWEST_ELEMENTS} elements")
     directions = {False: sums.step, True: sums.undecayed} if one.decay else {False: sums.step}
     judged = {
         without_decay: direction
@@ -86,25 +86,25 @@ def kind_of(
         if _noise(sums, direction) <= ROUNDING_ALLOWED
     }
     if not judged:
-        return Kind(UNJUDGED, "rounding")
+        return StepKind(UNJUDGED, "rounding")
     for direction in judged.values():
         product = direction.along_gradient
         if _is_opposite(product, direction, sums.gradient_square, _noise(sums, direction)):
-            return Kind("gradient")
+            return StepKind("gradient")
     if _is_opposite(sums.along_weight, sums.step, sums.weight_square, _noise(sums, sums.step)):
-        return Kind("decay")
+        return StepKind("decay")
     if not sums.gradient_square:
-        return Kind(UNJUDGED, "no gradient")
+        return StepKind(UNJUDGED, "no gradient")
     if steps > 1:
-        return Kind(UNJUDGED, "several steps")
+        return StepKind(UNJUDGED, "several steps")
     for direction in judged.values():
         if direction.variation <= SIGN_VARIATION**2 + _noise(sums, direction):
-            return Kind("sign")
+            return StepKind("sign")
     for without_decay in judged:
         whole = whole_of(one.step(without_decay), one.layout)
         if kind := singular(whole):
             return kind
-    return Kind("other")
+    return StepKind("other")
 
 
 def _noise(sums: StepSums, direction: DirectionSums) -> float:
@@ -137,7 +137,7 @@ def stacks_of(step: Tensor) -> list[Tensor]:
     return [step.reshape(-1, *step.shape[-2:]), step.flatten(1).unsqueeze(0)]
 
 
-def singular_kind(stacks: list[Tensor], largest: int) -> Kind | None:
+def singular_kind(stacks: list[Tensor], largest: int) -> StepKind | None:
     """Return the kind of a step from its singular values, or None if they differ in size.
 
     Args:
@@ -149,17 +149,17 @@ def singular_kind(stacks: list[Tensor], largest: int) -> Kind | None:
         if reason == "":
             energies = _energies(stack)
             if not len(energies):
-                return Kind(UNJUDGED, "a step of rank one")
+                return StepKind(UNJUDGED, "a step of rank one")
             if all([_is_flat(row) for row in energies]):
-                return Kind("orthogonal")
+                return StepKind("orthogonal")
     if len(stacks) == 1 and reasons[0] == TOO_NARROW:
         # a step of another kind may be flat here, but a step that is not flat is not orthogonal
         (stack,) = stacks
         if all([_is_flat(row) for row in _energies(stack)]):
-            return Kind(UNJUDGED, TOO_NARROW)
+            return StepKind(UNJUDGED, TOO_NARROW)
         return None
     unjudged = [reason for reason in reasons if reason not in ("", TOO_NARROW)]
-    return Kind(UNJUDGED, unjudged[0]) if unjudged and "" not in reasons else None
+    return StepKind(UNJUDGED, unjudged[0]) if unjudged and "" not in reasons else None
 
 
 def _reason_not_to_judge(stack: Tensor, largest: int) -> str:

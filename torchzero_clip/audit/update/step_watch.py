@@ -218,7 +218,8 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _is_trained(p: Tensor) -> bool:
-    return p.requires_grad and (p.is_floating_point() or p.is_complex())
+    """Return whether a step can move a parameter."""
+    return p.requires_grad and p.numel() > 0
 
 
 def _has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 
 from torchzero_clip.attach import Attached
 from torchzero_clip.audit.update.expected import Expected, expected_of
-from torchzero_clip.audit.update.judging import judge
-from torchzero_clip.audit.update.kinds import Kind, singular_kind, stacks_of
+from torchzero_clip.audit.update.kinds import StepKind, singular_kind, stacks_of
 from torchzero_clip.audit.update.step_watch import StepWatch
+from torchzero_clip.audit.update.update_findings import judge
 from torchzero_clip.audit.update.update_report import UpdateReport
 
-Matrices = Mapping[str, Callable[[Tensor], Tensor]]
+MatrixFunctions = Mapping[str, Callable[[Tensor], Tensor]]
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def audit_update(
     expect: Mapping[str, str | Expected] | None = None,
     steps: int = 1,
     max_ratio: float = 2.0,
-    matrices: Matrices | None = None,
+    matrices: MatrixFunctions | None = None,
     largest_matrix: int = 4096,
     replicas: Any = None,
     quiet: bool = False,
@@ -80,7 +80,7 @@ def audit_update(
     expected = expected_of(watch.params, expect)
     functions = _functions_by_name(watch.params, matrices)
 
-    def singular(name: str, step: Tensor) -> Kind | None:
+    def singular(name: str, step: Tensor) -> StepKind | None:
         stacks = stacks_of(step)
         if name in functions:
             stack = functions[name](step)
@@ -151,11 +151,11 @@ def _optimizers(optimizer: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
 
 
 def _functions_by_name(
-    names: Mapping[str, Tensor], matrices: Matrices | None
+    names: Mapping[str, Tensor], matrices: MatrixFunctions | None
 ) -> dict[str, Callable[[Tensor], Tensor]]:
     """Return the function that gives the matrices of a parameter, by the name of the parameter."""
     functions = {}
-    for pattern, function in reversed((matrices or {}).items()):
+    for pattern, function in reversed(list((matrices or {}).items())):
         globs = [glob.strip() for glob in pattern.split("|")]
         matched = [name for name in names if any([fnmatchcase(name, glob) for glob in globs])]
         if not matched:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from torchzero_clip.audit.update.kinds import Kind
-from torchzero_clip.audit.update.measures import StepSums
+from torchzero_clip.audit.update.kinds import StepKind
+from torchzero_clip.audit.update.step_sums import StepSums
 from torchzero_clip.core.names import without_numbers
 
 CODES = {
@@ -116,8 +116,18 @@ class UpdateRow:
         )
 
 
-HEADER = ("parameter", "shape", "group", "gradient", "moved", "step", "weight", "ratio")
-HEADER = (*HEADER, "kind", "state")
+HEADER = (
+    "parameter",
+    "shape",
+    "group",
+    "gradient",
+    "moved",
+    "step",
+    "weight",
+    "ratio",
+    "kind",
+    "state",
+)
 
 
 class Behavior(NamedTuple):
@@ -134,7 +144,7 @@ class Behavior(NamedTuple):
     """
 
     sums: StepSums
-    kind: Kind
+    kind: StepKind
     shape: tuple[int, ...]
     dtype: str
     groups: tuple[str, ...]
@@ -183,8 +193,9 @@ class UpdateReport:
         if not self.ended:
             return "audit_update: the block has not ended, or it raised an error"
         steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
-        parameters = sum([len(row.names) for row in self.rows])
-        lines = [f"{steps} of {self.optimizer}, {parameters} parameters:"]
+        count = sum([len(row.names) for row in self.rows])
+        parameters = "1 parameter" if count == 1 else f"{count} parameters"
+        lines = [f"{steps} of {self.optimizer}, {parameters}:"]
         lines += _table([HEADER, *[row.cells() for row in self.rows]])
         if self.findings:
             lines.append(
@@ -221,8 +232,17 @@ def rows_of(behaviors: dict[str, Behavior]) -> list[UpdateRow]:
     for name, one in behaviors.items():
         sums = one.sums
         moved = 0 if not sums.moved else 1 + (sums.moved == sums.elements)
-        key = (without_numbers(name), one.shape, one.dtype, bool(sums.gradients), _owners(one))
-        key += (bool(sums.gradient_square), moved, str(one.kind), one.state)
+        key = (
+            without_numbers(name),
+            one.shape,
+            one.dtype,
+            _owners(one),
+            bool(sums.gradients),
+            bool(sums.gradient_square),
+            moved,
+            str(one.kind),
+            one.state,
+        )
         alike.setdefault(key, []).append(name)
     return [_row(names, [behaviors[name] for name in names]) for names in alike.values()]
 

@@ -11,14 +11,16 @@ from torch import Tensor, nn
 
 from torchzero_clip.audit.update.expected import Expected
 from torchzero_clip.audit.update.fingerprints import fingerprint, tensors_in
-from torchzero_clip.audit.update.kinds import KINDS, UNJUDGED, Kind, kind_of
-from torchzero_clip.audit.update.measures import Observed, StepSums, measured
+from torchzero_clip.audit.update.kinds import KINDS, UNJUDGED, StepKind, kind_of
 from torchzero_clip.audit.update.replicas import drifted, groups_of_replicas
+from torchzero_clip.audit.update.step_sums import Observed, StepSums, measured
 from torchzero_clip.audit.update.step_watch import StepWatch, gradient_of
 from torchzero_clip.audit.update.update_report import Behavior, Findings
 from torchzero_clip.core.sharding.layout import local
 
-Singular: TypeAlias = Callable[[str, Tensor], Kind | None]
+STATES_SHOWN = 2
+"""A row names at most so many state tensors that did not change."""
+Singular: TypeAlias = Callable[[str, Tensor], StepKind | None]
 
 
 def judge(
@@ -48,7 +50,7 @@ def judge(
         one = observed[name]
         kind = kind_of(one, sums, max(watch.steps), partial(singular, name))
         if name in watch.moved_early:
-            kind = Kind(UNJUDGED, "moved before the step")
+            kind = StepKind(UNJUDGED, "moved before the step")
         behaviors[name] = Behavior(
             sums=sums,
             kind=kind,
@@ -56,7 +58,7 @@ def judge(
             dtype=str(one.param.dtype).removeprefix("torch."),
             groups=_group_labels(watch, name),
             state=_state_change(watch, name),
-            size=sums.undecayed.rms if one.decay else sums.step.rms,
+            size=_size(one, sums),
         )
     _about_steps(watch, steps, findings)
     for place in watch.foreign:
@@ -74,6 +76,13 @@ def judge(
     for name, what in drifted(groups, watch.params, watch.frozen | before_step):
         findings.add("replicas-differ", what, name)
     return behaviors, findings
+
+
+def _size(one: Observed, sums: StepSums) -> float:
+    """Return the root mean square of a step without weight decay, over the elements that moved."""
+    if not sums.moved:
+        return 0.0
+    return sums.undecayed.rms if one.decay else sums.step.rms
 
 
 def _group_labels(watch: StepWatch, name: str) -> tuple[str, ...]:
@@ -262,7 +271,9 @@ def _state_change(watch: StepWatch, name: str) -> str:
         return "none"
     if not unchanged:
         return "changed"
-    return f"unchanged: {', '.join(unchanged)}"
+    if len(unchanged) > STATES_SHOWN:
+        return f"unchanged: {len(unchanged)} of {len(changes)}"
+    return f"unchanged: {', '.join([key.rpartition('/')[2] for key in unchanged])}"
 
 
 def _about_state(watch: StepWatch, name: str, behavior: Behavior, findings: Findings) -> None:
@@ -273,7 +284,7 @@ def _about_state(watch: StepWatch, name: str, behavior: Behavior, findings: Find
     if bad:
         what = f"the state is infinite or NaN: {', '.join(bad)}"
         findings.add("nonfinite-state", what, name)
-    if name in watch.state_changed:
+    if name in watch.state_changed and name not in watch.moved_early:
         what = "the state changed in the block before optimizer.step()"
         findings.add("state-outside-step", what, name)
     has_gradient = sums.gradient_square and not sums.bad_gradients

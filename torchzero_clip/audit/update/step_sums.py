@@ -7,8 +7,8 @@ values. The sums of a sharded parameter are added up over the ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -106,8 +106,8 @@ class StepSums:
         moved_by_lr: The number of elements that a step of the size of the learning rate changes.
         moved_by_gradient: The number of elements that a step of plain SGD changes.
         state_changes: The number of state tensors that changed, summed over the ranks.
-        step: Sums over the step.
-        undecayed: Sums over the step without its weight decay.
+        step_square: See `step`, like the other fields with this prefix.
+        undecayed_square: See `undecayed`, like the other fields with this prefix.
     """
 
     elements: float
@@ -123,8 +123,31 @@ class StepSums:
     moved_by_lr: float
     moved_by_gradient: float
     state_changes: float
-    step: DirectionSums
-    undecayed: DirectionSums
+    step_square: float
+    step_absolute: float
+    step_nonzero: float
+    step_along_gradient: float
+    undecayed_square: float
+    undecayed_absolute: float
+    undecayed_nonzero: float
+    undecayed_along_gradient: float
+
+    @property
+    def step(self) -> DirectionSums:
+        """The sums over the step."""
+        return DirectionSums(
+            self.step_square, self.step_absolute, self.step_nonzero, self.step_along_gradient
+        )
+
+    @property
+    def undecayed(self) -> DirectionSums:
+        """The sums over the step without its weight decay."""
+        return DirectionSums(
+            self.undecayed_square,
+            self.undecayed_absolute,
+            self.undecayed_nonzero,
+            self.undecayed_along_gradient,
+        )
 
     @property
     def weight_rms(self) -> float:
@@ -141,12 +164,7 @@ class StepSums:
         """The norm of the step divided by the norm of the weights. 0 if all weights were zero."""
         if not self.weight_square:
             return 0.0
-        return math.sqrt(self.step.square / self.weight_square)
-
-
-def _from_numbers(numbers: Sequence[float]) -> StepSums:
-    *first, s0, s1, s2, s3, u0, u1, u2, u3 = numbers
-    return StepSums(*first, DirectionSums(s0, s1, s2, s3), DirectionSums(u0, u1, u2, u3))
+        return math.sqrt(self.step_square / self.weight_square)
 
 
 def measured(observed: Mapping[str, Observed]) -> dict[str, StepSums]:
@@ -161,7 +179,7 @@ def measured(observed: Mapping[str, Observed]) -> dict[str, StepSums]:
         for d in sorted(dims):
             table = sum_(table, mesh.get_group(d))  # type: ignore[attr-defined]
         sums.update(zip(names, table, strict=True))
-    return {name: _from_numbers(row.tolist()) for name, row in sums.items()}
+    return {name: StepSums(*row.tolist()) for name, row in sums.items()}
 
 
 def _local_sums(one: Observed) -> Tensor:
@@ -169,7 +187,7 @@ def _local_sums(one: Observed) -> Tensor:
     after = _flat(one.param.detach())
     before = _flat(one.before)
     gradient = None if one.gradient is None else _flat(one.gradient)
-    total = torch.zeros(21, dtype=wide(after.device), device=after.device)
+    total = torch.zeros(len(fields(StepSums)), dtype=wide(after.device), device=after.device)
     for start in range(0, len(after), PIECE):
         piece = slice(start, start + PIECE)
         g = None if gradient is None else gradient[piece]
