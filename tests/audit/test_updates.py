@@ -27,6 +27,7 @@ from torchzero_clip import (
     Partition,
     attach,
     named,
+    release,
 )
 from torchzero_clip.__main__ import main
 from torchzero_clip.audit import CODES, Expected, UpdateReport, assert_update, audit_update
@@ -366,6 +367,98 @@ def test_a_learning_rate_of_zero() -> None:
     report = audited(model, torch.optim.AdamW(model.parameters(), lr=0.0))
     assert codes(report) == {"unmoved"}
     assert "because the learning rate of its group is 0" in said(report)
+
+
+def test_an_optimizer_that_only_fills_its_state_in_the_first_step() -> None:
+    model = layers()
+    optimizer = Modular(model.named_parameters(), named("adopt"))
+    report = audited(model, optimizer)
+    assert codes(report) == {"unmoved"}
+    assert "only fill their state in the first step" in said(report)
+    assert found(model, optimizer) == set()
+
+
+def test_gradients_of_a_closure() -> None:
+    model = layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        backward(model)
+        return 0.0
+
+    with audit_update(model, optimizer, expect={"*": "gradient"}) as report:
+        optimizer.step(closure)
+    assert report.findings == [], str(report)
+
+
+@at_once("sparse", [False, True])
+def test_an_embedding_of_which_few_rows_have_a_gradient(sparse: bool) -> None:
+    model = nn.Embedding(50, 8, sparse=sparse)
+    optimizer = torch.optim.SparseAdam([*model.parameters()], lr=1e-3)
+    if not sparse:
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)  # type: ignore[assignment]
+    expect = {"*": Expected("sign", rms=1e-3)}
+    with audit_update(model, optimizer, expect=expect) as report:
+        model(torch.tensor([1, 2, 3, 3])).square().sum().backward()
+        optimizer.step()
+    assert report.findings == [], str(report)
+    (row,) = report.rows
+    assert row.moved == (3 / 50, 3 / 50)
+
+
+class Odd(nn.Module):
+    """Parameters of unusual shapes and dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scalar = nn.Parameter(torch.tensor(1.0))
+        self.complex = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
+        self.empty = nn.Parameter(torch.empty(0))
+        self.number = nn.Parameter(torch.ones(3, dtype=torch.int64), requires_grad=False)
+        self.tied = self.scalar
+
+
+def test_parameters_of_unusual_shapes_and_dtypes() -> None:
+    torch.manual_seed(0)
+    model = Odd()
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
+    with audit_update(model, optimizer) as report:
+        (model.scalar * model.complex.abs().square().sum() + model.empty.sum()).backward()
+        optimizer.step()
+    assert report.findings == [], str(report)
+    assert {row.pattern: row.kind for row in report.rows} == {
+        "scalar": "not judged: fewer than 8 elements",
+        "complex": "sign",
+    }
+
+
+def test_a_wrapped_optimizer_and_a_compiled_model() -> None:
+    model = layers()
+
+    class Wrapper:
+        def __init__(self, optimizer: Optimizer) -> None:
+            self.optimizer = optimizer
+
+        def step(self) -> None:
+            self.optimizer.step()
+
+    wrapper = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert found(model, wrapper) == set()
+    compiled = torch.compile(layers(), backend="eager")
+    optimizer = Modular(compiled.named_parameters(), ClipNorm(1.0), Adam(), LR(1e-3), compile=True)
+    for _ in range(3):
+        optimizer.zero_grad()
+        assert found(compiled, optimizer) == set()
+    handle = attach(torch.optim.SGD(model.parameters()), ClipNorm(1.0))
+    with pytest.raises(TypeError, match="pass the optimizer that the handle was attached to"):
+        audited(model, handle)
+
+
+def test_gradients_that_are_released_in_the_backward_pass() -> None:
+    model = layers()
+    optimizer = release(model, Adam(), LR(1e-3))
+    assert found(model, optimizer) == {"moved-outside-step"}
 
 
 def test_values_that_are_not_finite() -> None:

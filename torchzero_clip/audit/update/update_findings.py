@@ -219,7 +219,10 @@ def _why_still(watch: StepWatch, name: str, sums: StepSums) -> tuple[str, str, s
         dtype = str(watch.params[name].dtype).removeprefix("torch.")
         what = f"the update at lr={lr:g} is below half a ULP of all weights in {dtype}"
         return "rounding", what, name
-    return "unmoved", "the gradient is not zero, but the weight did not move", name
+    what = "the gradient is not zero, but the weight did not move"
+    if _state_tensors(watch, name) and not watch.states[name]:
+        what += "; its state is new, and some optimizers only fill their state in the first step"
+    return "unmoved", what, name
 
 
 def _is_lost(watch: StepWatch, name: str, sums: StepSums) -> bool:
