@@ -195,6 +195,9 @@ def test_bfloat16_weights_whose_step_is_rounded_are_not_judged() -> None:
     model = layers(torch.bfloat16)
     report = audited(model, torch.optim.AdamW(model.parameters(), lr=1e-4), expect={"*": "sign"})
     assert codes(report) <= {"rounding"}
+    (note,) = report.notes
+    assert note.endswith("expected the kind 'sign', not judged: rounding")
+    assert "Not checked:" in str(report)
     assert {row.kind for row in report.rows} == {"not judged: rounding", "still"}
     model = layers(torch.bfloat16)
     report = audited(model, torch.optim.SGD(model.parameters(), lr=1.0))
@@ -516,6 +519,9 @@ def test_expectations_that_are_wrong_or_match_nothing() -> None:
         audited(model, optimizer, expect={"*.wieght": "sign"})
     with pytest.raises(ValueError, match=r"got 'signs': did you mean 'sign'\?"):
         audited(model, optimizer, expect={"*": "signs"})
+    model.first.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"'first.\*' in expect matches only parameters that req"):
+        audited(model, optimizer, expect={"first.*": "sign"})
     with pytest.raises(TypeError, match=r"must be a torch.optim.Optimizer, or a list"):
         audited(model, model)
 
@@ -681,6 +687,16 @@ def test_a_stack_a_convolution_and_a_fused_parameter() -> None:
         audited(model, optimizer, matrices={"q": heads})
 
 
+def test_a_block_inside_autocast_is_judged_in_float32() -> None:
+    model = layers()
+    optimizers = muon(model)
+    expect = {"*.weight": "orthogonal"}
+    with torch.autocast("cpu", torch.bfloat16), audit_update(model, optimizers, expect=expect) as r:
+        backward(model)
+        Several(optimizers).step()
+    assert r.findings == [], str(r)
+
+
 def test_steps_whose_singular_values_say_nothing_are_not_judged() -> None:
     torch.manual_seed(0)
     model = nn.Module()
@@ -699,9 +715,14 @@ def test_steps_whose_singular_values_say_nothing_are_not_judged() -> None:
         for p in model.parameters():
             p.grad = torch.randn_like(p)
         optimizer.step()
-    reasons = {row.pattern: row.kind.removeprefix("not judged: ") for row in report.rows}
-    assert reasons["large"] == "a matrix with sides above largest_matrix=8"
-    assert report.findings == [] or report.findings[0].names == ("narrow",)
+    assert report.findings == []
+    assert report.notes == [
+        f"{name}: expected the kind 'orthogonal', not judged: {reason}"
+        for name, reason in (
+            ("narrow", "one side of the matrix is more than 8 times longer than the other"),
+            ("large, line", "a matrix with sides above largest_matrix=8"),
+        )
+    ]
     with audit_update(model, optimizer) as report:
         for p in model.parameters():
             p.grad = torch.randn_like(p)

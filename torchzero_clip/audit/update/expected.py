@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+
+from torch import Tensor
 
 from torchzero_clip.audit.update.kinds import KINDS
 from torchzero_clip.core.names import hint
@@ -40,14 +42,14 @@ class Expected:
 
 
 def expected_of(
-    names: Iterable[str], expect: Mapping[str, str | Expected] | None
+    params: Mapping[str, Tensor], expect: Mapping[str, str | Expected] | None
 ) -> dict[str, Expected]:
     """Return what is expected of each parameter. The first matching pattern wins.
 
-    A pattern is a glob, or several globs with `|` between them. A glob that matches no name raises
-    ValueError, because a mistyped pattern would check nothing.
+    A pattern is a glob, or several globs with `|` between them. A glob that checks nothing raises
+    ValueError: it matches no name, or only frozen parameters that are expected to move.
     """
-    names = list(names)
+    names = list(params)
     expected = dict.fromkeys(names, Expected())
     for pattern, value in reversed(list((expect or {}).items())):
         wanted = value if isinstance(value, Expected) else Expected(value)
@@ -57,6 +59,11 @@ def expected_of(
                 raise ValueError(
                     f"audit_update: {glob!r} in expect matches no parameter"
                     f"{hint(glob.replace('*', ''), names)}"
+                )
+            if wanted.kind != "still" and not any([params[name].requires_grad for name in matched]):
+                raise ValueError(
+                    f"audit_update: {glob!r} in expect matches only parameters that require no "
+                    'gradient; expect "still" of them'
                 )
             expected.update(dict.fromkeys(matched, wanted))
     return expected

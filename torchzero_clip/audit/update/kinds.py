@@ -183,7 +183,9 @@ def _energies(stack: Tensor) -> Tensor:
     matrices = (stack[moved] / size[moved]).to(torch.float32)
     if matrices.shape[-2] > matrices.shape[-1]:
         matrices = matrices.mT
-    energies = torch.linalg.eigvalsh(matrices @ matrices.mT).clamp_min(0)
+    with torch.autocast(matrices.device.type, enabled=False):  # the block may be in autocast
+        energies = torch.linalg.eigvalsh(matrices @ matrices.mT).clamp_min(0)
+    energies = energies.cpu()  # cumsum has no deterministic form on CUDA
     dominant = energies[:, -1] >= (1 - ENERGY_IGNORED) * energies.sum(dim=-1)
     return energies[~dominant]
 

@@ -182,7 +182,9 @@ def _about_parameter(
     elif behavior.kind.name == "decay" and expected.kind != "decay" and sums.gradient_square:
         what = "the gradient is not zero, but the step is along the weight: only weight decay"
         findings.add("decay-only", what, name)
-    elif expected.kind not in (None, behavior.kind.name) and behavior.kind.name != UNJUDGED:
+    elif expected.kind is not None and behavior.kind.name == UNJUDGED:
+        findings.note(f"expected the kind {expected.kind!r}, {behavior.kind}", name)
+    elif expected.kind not in (None, behavior.kind.name):
         found = behavior.kind.name
         what = f"expected the kind {expected.kind!r}, found {found!r}: {KINDS[found]}"
         findings.add("unexpected-kind", what, name)

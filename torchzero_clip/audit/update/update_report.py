@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -164,6 +164,7 @@ class UpdateReport:
         copied: The number of bytes of the copies of weights and gradients.
         rows: One row for the parameters that behave alike.
         findings: The findings, in the order of `torchzero_clip.audit.CODES`.
+        notes: The expectations that were not checked, because the step could not be judged.
         ended: Whether the block has ended without an error.
     """
 
@@ -172,6 +173,7 @@ class UpdateReport:
     copied: int = 0
     rows: list[UpdateRow] = field(default_factory=list)
     findings: list[UpdateFinding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     ended: bool = False
 
     def fill(self, steps: Sequence[int], behaviors: dict[str, Behavior], found: Findings) -> None:
@@ -179,6 +181,7 @@ class UpdateReport:
         self.steps = max(steps)
         self.rows = rows_of(behaviors)
         self.findings = found.joined()
+        self.notes = found.joined_notes()
         self.ended = True
 
     def of(self, *codes: str) -> list[UpdateFinding]:
@@ -197,22 +200,29 @@ class UpdateReport:
         parameters = "1 parameter" if count == 1 else f"{count} parameters"
         lines = [f"{steps} of {self.optimizer}, {parameters}:"]
         lines += _table([HEADER, *[row.cells() for row in self.rows]])
+        if self.notes:
+            lines.append("Not checked:")
+            lines += _wrapped(self.notes)
         if self.findings:
-            lines.append(
-                f"{len(self.findings)} findings:" if len(self.findings) > 1 else "1 finding:"
-            )
-            for finding in self.findings:
-                lines += textwrap.wrap(
-                    str(finding),
-                    WIDTH,
-                    initial_indent="  ",
-                    subsequent_indent="    ",
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
+            count = len(self.findings)
+            lines.append("1 finding:" if count == 1 else f"{count} findings:")
+            lines += _wrapped(map(str, self.findings))
         else:
             lines.append("No findings.")
         return "\n".join(lines)
+
+
+def _wrapped(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of texts in a report."""
+    for text in texts:
+        yield from textwrap.wrap(
+            text,
+            WIDTH,
+            initial_indent="  ",
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -283,6 +293,7 @@ class Findings:
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], list[tuple[str, tuple[float, ...]]]] = {}
+        self._notes: dict[str, list[str]] = {}
 
     def add(self, code: str, what: str, name: str = "", *numbers: float) -> None:
         """Add a finding.
@@ -294,6 +305,14 @@ class Findings:
             *numbers: The numbers in the text. Joined findings show a range.
         """
         self._found.setdefault((code, what), []).append((name, numbers))
+
+    def note(self, what: str, name: str) -> None:
+        """Add a note about an expectation that was not checked."""
+        self._notes.setdefault(what, []).append(name)
+
+    def joined_notes(self) -> list[str]:
+        """Return the notes."""
+        return [f"{shown(names)}: {what}" for what, names in self._notes.items()]
 
     def joined(self) -> list[UpdateFinding]:
         """Return the findings in the order of `CODES`."""
