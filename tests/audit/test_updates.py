@@ -33,6 +33,7 @@ from torchzero_clip.__main__ import main
 from torchzero_clip.audit import CODES, Expected, UpdateReport, assert_update, audit_update
 from torchzero_clip.audit.update.fingerprints import fingerprint
 from torchzero_clip.audit.update.kinds import KINDS
+from torchzero_clip.audit.update.update_report import pattern_of
 
 
 def codes(report: UpdateReport) -> set[str]:
@@ -742,13 +743,37 @@ def test_a_report_is_text_and_plain_data() -> None:
     lines = str(report).splitlines()
     assert lines[0] == "1 step of AdamW, 6 parameters:"
     assert lines[1].split()[:3] == ["parameter", "shape", "group"]
-    assert lines[2].split()[:6] == ["*.weight", "(3)", "16", "x", "16", "0"]
+    assert lines[2].split()[:6] == ["[0-2].weight", "(3)", "16", "x", "16", "0"]
     assert lines[2].split()[-2:] == ["sign", "changed"]
     assert lines[-1] == "No findings."
     data = json.loads(json.dumps(report.as_dict()))
     assert data["rows"][0]["names"] == ["0.weight", "1.weight", "2.weight"]
     assert data["findings"] == []
     assert report.of("unmoved") == []
+
+
+@at_once(
+    "names, pattern",
+    [
+        (["a.0.b"], "a.0.b"),
+        (["a.0.b", "a.1.b"], "a.[0-1].b"),
+        (["a.2.b.0", "a.2.b.3", "a.4.b.0"], "a.[2,4].b.[0,3]"),
+        ([f"{i * i}.w13" for i in range(9)], "*.w13"),
+        (["weight"], "weight"),
+    ],
+)
+def test_names_that_differ_in_numbers_share_a_pattern(names: list[str], pattern: str) -> None:
+    assert pattern_of(names) == pattern
+
+
+def test_a_finding_about_many_parameters_counts_them() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(6)])
+    report = audited(model, torch.optim.SGD(model[0].parameters(), lr=0.1))
+    assert said(report) == (
+        "not-in-optimizer: 10 parameters: [1-5].weight (5), [1-5].bias (5): no group of the "
+        "optimizer has this parameter"
+    )
 
 
 def test_the_helper_for_tests_raises_with_the_report() -> None:

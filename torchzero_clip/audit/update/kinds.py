@@ -17,7 +17,7 @@ KINDS = {
     "sign": "all elements have one size",
     "orthogonal": "all singular values have one size",
     "decay": "along the negative weight",
-    "other": "none of the other kinds",
+    "other": "no kind that the audit knows",
     "still": "the weight did not move",
 }
 """The kinds of steps that `expect=` accepts, and what each means."""

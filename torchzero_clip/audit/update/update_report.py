@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torchzero_clip.audit.update.kinds import StepKind
 from torchzero_clip.audit.update.step_sums import StepSums
-from torchzero_clip.core.names import without_numbers
+from torchzero_clip.core.names import NUMBER, without_numbers
 
 CODES = {
     "no-step": "the optimizer made no step in the block",
@@ -41,6 +42,9 @@ WIDTH = 110
 NAMES_SHOWN = 6
 """A message shows at most so many names, or patterns of names."""
 
+NUMBERS_SHOWN = 4
+"""A pattern of names lists at most so many numbers that are not a range."""
+
 
 @dataclass(frozen=True)
 class UpdateFinding:
@@ -68,7 +72,7 @@ class UpdateRow:
     Sizes are root mean squares. They are pairs of the smallest and the largest parameter.
 
     Attributes:
-        pattern: The common name, with `*` in place of the numbers.
+        pattern: The common name. Numbers that differ are in brackets, such as "layers.[0-3].bias".
         names: The names of the parameters.
         shape: The shape of each parameter.
         dtype: The dtype of each parameter.
@@ -98,12 +102,11 @@ class UpdateRow:
 
     def cells(self) -> tuple[str, ...]:
         """Return the cells of the row in a table."""
-        count = f" ({len(self.names)})" if len(self.names) > 1 else ""
         gradient = "none" if self.gradient is None else _span(self.gradient)
         low, high = self.moved
         moved = f"{low:.0%}" if low == high else f"{low:.0%} to {high:.0%}"
         return (
-            f"{self.pattern}{count}",
+            with_count(self.names),
             " x ".join(map(str, self.shape)) or "scalar",
             ", ".join(self.groups) or "-",
             gradient,
@@ -269,7 +272,7 @@ def _row(names: Sequence[str], behaviors: Sequence[Behavior]) -> UpdateRow:
     if first.sums.gradients:
         gradient = _ends([each.gradient_rms for each in sums])
     return UpdateRow(
-        pattern=without_numbers(names[0]) if len(names) > 1 else names[0],
+        pattern=pattern_of(names),
         names=tuple(names),
         shape=first.shape,
         dtype=first.dtype,
@@ -332,12 +335,39 @@ def shown(names: Sequence[str]) -> str:
     """Return names as text. Many names are shown as patterns, each with its count."""
     if len(names) <= NAMES_SHOWN:
         return ", ".join(names)
-    patterns: dict[str, list[str]] = {}
+    alike: dict[str, list[str]] = {}
     for name in names:
-        patterns.setdefault(without_numbers(name), []).append(name)
-    texts = [
-        f"{pattern} ({len(alike)})" if len(alike) > 1 else alike[0]
-        for pattern, alike in patterns.items()
-    ]
+        alike.setdefault(without_numbers(name), []).append(name)
+    texts = [with_count(each) for each in alike.values()]
     more = [f"{len(texts) - NAMES_SHOWN} more"] if len(texts) > NAMES_SHOWN else []
-    return ", ".join([*texts[:NAMES_SHOWN], *more])
+    return f"{len(names)} parameters: {', '.join([*texts[:NAMES_SHOWN], *more])}"
+
+
+def with_count(names: Sequence[str]) -> str:
+    """Return the pattern of names that differ only in numbers, with their count."""
+    pattern = pattern_of(names)
+    return f"{pattern} ({len(names)})" if len(names) > 1 else pattern
+
+
+def pattern_of(names: Sequence[str]) -> str:
+    """Return the common pattern of names that differ only in numbers, with these numbers.
+
+    For example, the pattern of "a.0.b" and "a.1.b" is "a.[0-1].b".
+    """
+    texts = NUMBER.split(names[0])
+    columns = zip(*[NUMBER.findall(name) for name in names], strict=True)
+    numbers = [_numbers_shown(sorted(set(map(int, column)))) for column in columns]
+    return "".join([*itertools.chain(*zip(texts, numbers, strict=False)), texts[-1]])
+
+
+def _numbers_shown(numbers: Sequence[int]) -> str:
+    """Return different numbers as text: one number, a range, a few numbers, or `*`."""
+    first = numbers[0]
+    last = numbers[-1]
+    if first == last:
+        return str(first)
+    if last - first == len(numbers) - 1:
+        return f"[{first}-{last}]"
+    if len(numbers) <= NUMBERS_SHOWN:
+        return f"[{','.join(map(str, numbers))}]"
+    return "*"
