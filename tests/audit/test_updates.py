@@ -474,6 +474,8 @@ def test_values_that_are_not_finite() -> None:
         model.first.weight.grad[0, 0] = torch.nan
         optimizer.step()
     assert codes(report) == {"nonfinite-weight", "nonfinite-state"}
+    data = json.loads(json.dumps(report.as_dict(), allow_nan=False))
+    assert data["rows"][0]["ratio"] == [None, None]
     model = layers()
     guarded = Modular(model.named_parameters(), Guard(), Adam(), LR(1e-3))
     with audit_update(model, guarded) as report:

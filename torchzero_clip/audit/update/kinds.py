@@ -28,7 +28,7 @@ SIGN_VARIATION = 0.15
 """The elements of a sign step may differ by this coefficient of variation."""
 SINGULAR_SPREAD = 1.75
 """The singular values of an orthogonal step may differ by this factor. The Newton-Schulz iteration
-of Muon maps singular values to the range from 0.68 to 1.13."""
+of Muon maps singular values to the range from 0.68 to 1.2."""
 ENERGY_IGNORED = 0.05
 """The share of the squared norm at each end of the singular values that may lie outside the spread.
 A gradient of low rank leaves some singular values small."""

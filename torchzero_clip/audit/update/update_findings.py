@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
@@ -44,7 +45,8 @@ def judge(
         replicas: The process group whose ranks should have equal parameters, True, or None.
     """
     findings = Findings()
-    observed = _observed(watch)
+    changes = {name: _state_changes(watch, name) for name in watch.weights}
+    observed = _observed(watch, changes)
     behaviors = {}
     for name, sums in measured(observed).items():
         one = observed[name]
@@ -57,7 +59,7 @@ def judge(
             shape=tuple(one.param.shape),
             dtype=str(one.param.dtype).removeprefix("torch."),
             groups=_group_labels(watch, name),
-            state=_state_change(watch, name),
+            state=_in_words(changes[name]),
             size=_size(one, sums),
         )
     _about_steps(watch, steps, findings)
@@ -96,7 +98,7 @@ def _group_labels(watch: StepWatch, name: str) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def _observed(watch: StepWatch) -> dict[str, Observed]:
+def _observed(watch: StepWatch, changes: Mapping[str, Mapping[str, bool]]) -> dict[str, Observed]:
     """Return the parameters that require a gradient, before and after the step."""
     observed = {}
     for name, before in watch.weights.items():
@@ -111,7 +113,7 @@ def _observed(watch: StepWatch) -> dict[str, Observed]:
             scale=watch.scale.get(name, 1.0),
             lr=lr,
             decay=decay,
-            state_changes=sum(_changes(watch, name).values()),
+            state_changes=sum(changes[name].values()),
         )
     return observed
 
@@ -168,12 +170,23 @@ def _about_parameter(
         what = "the weight changed in the block, but not in optimizer.step()"
         findings.add("moved-outside-step", what, name)
         return
-    if not any(watch.steps) or _was_skipped(watch, name):
+    if _was_skipped(watch, name):
         return
-    if not sums.moved:
-        if not may_rest:
-            findings.add(*_why_still(watch, name, sums))
-        return
+    if sums.moved:
+        _about_kind(name, behavior, expected, findings)
+        _about_size(name, behavior, expected, max_ratio, findings)
+    elif not may_rest:
+        findings.add(*_why_still(watch, name, sums))
+
+
+def _was_skipped(watch: StepWatch, name: str) -> bool:
+    """Return whether all optimizers of a parameter made no step, or skipped their steps."""
+    return all([watch.steps[i] == watch.skipped[i] for i, _ in watch.groups[name]])
+
+
+def _about_kind(name: str, behavior: Behavior, expected: Expected, findings: Findings) -> None:
+    """Add findings about the kind of the step of a parameter that moved."""
+    sums = behavior.sums
     if not sums.gradients:
         what = "the weight moved, but it has no gradient"
         if behavior.kind.name == "decay":
@@ -188,20 +201,22 @@ def _about_parameter(
         found = behavior.kind.name
         what = f"expected the kind {expected.kind!r}, found {found!r}: {KINDS[found]}"
         findings.add("unexpected-kind", what, name)
+
+
+def _about_size(
+    name: str, behavior: Behavior, expected: Expected, max_ratio: float, findings: Findings
+) -> None:
+    """Add findings about the size of the step of a parameter that moved."""
+    ratio = behavior.sums.ratio
     if expected.rms is not None:
         size = behavior.size
         if abs(size - expected.rms) > expected.tolerance * expected.rms:
             what = "expected a step of size {}, but its size is {}: {} times as large"
-            ratio = size / expected.rms if expected.rms else float("inf")
-            findings.add("unexpected-size", what, name, expected.rms, size, ratio)
-    if sums.ratio > max_ratio:
+            times = size / expected.rms if expected.rms else math.inf
+            findings.add("unexpected-size", what, name, expected.rms, size, times)
+    if ratio > max_ratio:
         what = f"the step is {{}} times as large as the weight; max_ratio is {max_ratio:g}"
-        findings.add("large-step", what, name, sums.ratio)
-
-
-def _was_skipped(watch: StepWatch, name: str) -> bool:
-    """Return whether all optimizers of a parameter made no step, or skipped their steps."""
-    return all([watch.steps[i] == watch.skipped[i] for i, _ in watch.groups[name]])
+        findings.add("large-step", what, name, ratio)
 
 
 def _why_still(watch: StepWatch, name: str, sums: StepSums) -> tuple[str, str, str]:
@@ -256,7 +271,7 @@ def _state_tensors(watch: StepWatch, name: str) -> dict[str, Tensor]:
     return {key: t for key, t in tensors.items() if t.numel() > 1 and local(t).numel()}
 
 
-def _changes(watch: StepWatch, name: str) -> dict[str, bool]:
+def _state_changes(watch: StepWatch, name: str) -> dict[str, bool]:
     """Return, for each state tensor of a parameter, whether it changed. New zeros did not."""
     changes = {}
     for key, t in _state_tensors(watch, name).items():
@@ -268,9 +283,8 @@ def _changes(watch: StepWatch, name: str) -> dict[str, bool]:
     return changes
 
 
-def _state_change(watch: StepWatch, name: str) -> str:
-    """Return what happened to the state of a parameter, in words."""
-    changes = _changes(watch, name)
+def _in_words(changes: Mapping[str, bool]) -> str:
+    """Return what happened to the state of a parameter."""
     unchanged = [key for key, changed in changes.items() if not changed]
     if not changes:
         return "none"

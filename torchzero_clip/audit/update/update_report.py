@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -192,8 +193,8 @@ class UpdateReport:
         return [finding for finding in self.findings if finding.code in codes]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report as plain data, for example for JSON."""
-        return asdict(self)
+        """Return the report as plain data, for example for JSON. None replaces infinity and NaN."""
+        return _without_nonfinite(asdict(self))
 
     def __str__(self) -> str:
         if not self.ended:
@@ -213,6 +214,15 @@ class UpdateReport:
         else:
             lines.append("No findings.")
         return "\n".join(lines)
+
+
+def _without_nonfinite(value: Any) -> Any:
+    """Return plain data with None in place of infinite numbers and NaN, which JSON has not."""
+    if isinstance(value, dict):
+        return {key: _without_nonfinite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nonfinite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _wrapped(texts: Iterable[str]) -> Iterator[str]:
