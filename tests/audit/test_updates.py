@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -662,7 +663,7 @@ def orthogonalized(p: Tensor, stack: Callable[[Tensor], Tensor]) -> None:
     left, _, right = torch.linalg.svd(stack(p.grad), full_matrices=False)
     step = left @ right
     if len(step) == 4:
-        step *= torch.tensor([1.0, 1.0, 8.0, 8.0]).view(4, 1, 1)  # the whole is not orthogonal
+        step *= torch.tensor([1.0, 2.0, 2.0, 4.0]).view(4, 1, 1)  # the whole is not orthogonal
     p.sub_(step.reshape(p.shape), alpha=1e-2)
 
 
@@ -688,6 +689,36 @@ def test_a_stack_a_convolution_and_a_fused_parameter() -> None:
         assert kinds == {"qkv": kind, "conv": "orthogonal", "experts": "orthogonal"}
     with pytest.raises(ValueError, match="'q' in matrices matches no parameter"):
         audited(model, optimizer, matrices={"q": heads})
+
+
+def spectrum(shape: tuple[int, int], smallest: float, rank: int) -> Tensor:
+    """Return a matrix of this rank whose singular values decay from 1 to the smallest."""
+    left, values, right = torch.linalg.svd(torch.randn(shape), full_matrices=False)
+    values = torch.logspace(0, math.log10(smallest), len(values))
+    values[rank:] = 0
+    return left @ torch.diag(values) @ right
+
+
+@at_once("shape", [(64, 64), (128, 64), (64, 256)])
+def test_the_iteration_of_muon_is_orthogonal_and_random_matrices_are_not(
+    shape: tuple[int, int],
+) -> None:
+    gradients = {"random": torch.randn(shape), "half": spectrum(shape, 0.5, 32)}
+    gradients |= {f"{x:g}": spectrum(shape, x, 64) for x in (0.1, 1e-2, 1e-4)}
+    for name, gradient in gradients.items():
+        model = nn.Module()
+        model.weight = nn.Parameter(torch.randn(shape))
+        model.weight.grad = gradient.clone()
+        muon = torch.optim.Muon(model.parameters(), lr=1e-2)
+        with audit_update(model, muon, expect={"*": "orthogonal"}) as report:
+            muon.step()
+        assert report.findings == [], f"{name}\n{report}"
+        noise = torch.randn(shape)
+        moves = Moves(model.parameters(), lambda p, noise=noise: p.sub_(1e-2 * noise))
+        with audit_update(model, moves) as report:
+            moves.step()
+        (row,) = report.rows
+        assert row.kind == "other", name
 
 
 def test_a_block_inside_autocast_is_judged_in_float32() -> None:
@@ -722,7 +753,7 @@ def test_steps_whose_singular_values_say_nothing_are_not_judged() -> None:
     assert report.notes == [
         f"{name}: expected the kind 'orthogonal', not judged: {reason}"
         for name, reason in (
-            ("narrow", "one side of the matrix is more than 8 times longer than the other"),
+            ("narrow", "one side of the matrix is more than 4 times longer than the other"),
             ("large, line", "a matrix with sides above largest_matrix=8"),
         )
     ]

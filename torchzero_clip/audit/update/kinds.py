@@ -26,15 +26,19 @@ COSINE = 0.999
 """Two tensors have the same direction if their cosine is at least this."""
 SIGN_VARIATION = 0.15
 """The elements of a sign step may differ by this coefficient of variation."""
-SINGULAR_SPREAD = 1.75
+SINGULAR_SPREAD = 1.8
 """The singular values of an orthogonal step may differ by this factor. The Newton-Schulz iteration
-of Muon maps singular values to the range from 0.68 to 1.2."""
-ENERGY_IGNORED = 0.05
-"""The share of the squared norm at each end of the singular values that may lie outside the spread.
-A gradient of low rank leaves some singular values small."""
+of Muon leaves a factor of up to 1.72, and a random matrix with sides of 4 to 1 has 1.92."""
+SMALL_ENERGY = 0.1
+"""The share of the squared norm that comes from smaller singular values and is ignored. A gradient
+of low rank leaves some singular values small."""
+LARGE_ENERGY = 0.05
+"""The share of the squared norm that comes from larger singular values and is ignored."""
+DOMINANT_SHARE = 0.95
+"""If one singular value has this share of the squared norm, a matrix has rank one in effect."""
 SMALLEST_SIDE = 4
 """The singular values of smaller matrices are easily of one size by coincidence."""
-NARROW = 8
+NARROW = 4
 """If one side of a matrix is this many times longer than the other side, the singular values of a
 random matrix are of one size, too."""
 TOO_NARROW = f"one side of the matrix is more than {NARROW} times longer than the other"
@@ -186,13 +190,13 @@ def _energies(stack: Tensor) -> Tensor:
     with torch.autocast(matrices.device.type, enabled=False):  # the block may be in autocast
         energies = torch.linalg.eigvalsh(matrices @ matrices.mT).clamp_min(0)
     energies = energies.cpu()  # cumsum has no deterministic form on CUDA
-    dominant = energies[:, -1] >= (1 - ENERGY_IGNORED) * energies.sum(dim=-1)
+    dominant = energies[:, -1] >= DOMINANT_SHARE * energies.sum(dim=-1)
     return energies[~dominant]
 
 
 def _is_flat(energies: Tensor) -> bool:
     """Return whether most of the squared norm comes from singular values of one size."""
     shares = energies.cumsum(0) / energies.sum()
-    low = energies[int((shares < ENERGY_IGNORED).sum())]
-    high = energies[min(int((shares < 1 - ENERGY_IGNORED).sum()), len(energies) - 1)]
+    low = energies[int((shares < SMALL_ENERGY).sum())]
+    high = energies[min(int((shares < 1 - LARGE_ENERGY).sum()), len(energies) - 1)]
     return bool(high <= SINGULAR_SPREAD**2 * low)
