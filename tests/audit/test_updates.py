@@ -32,8 +32,10 @@ from torchzero_clip import (
 )
 from torchzero_clip.__main__ import main
 from torchzero_clip.audit import CODES, Expected, UpdateReport, assert_update, audit_update
+from torchzero_clip.audit.update import update_audit
 from torchzero_clip.audit.update.fingerprints import fingerprint
 from torchzero_clip.audit.update.kinds import KINDS
+from torchzero_clip.audit.update.step_watch import StepWatch
 from torchzero_clip.audit.update.update_report import pattern_of
 
 
@@ -605,24 +607,39 @@ def test_a_step_that_raises_leaves_nothing_behind() -> None:
     assert all([torch.equal(before[key], value) for key, value in model.state_dict().items()])
 
 
-def test_no_copy_outlives_the_block() -> None:
+def test_an_audit_that_cannot_begin_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = layers()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    kept: list[Any] = []
-    from torchzero_clip.audit.update import step_watch, update_audit
 
-    class Kept(step_watch.StepWatch):
+    def fail(watch: StepWatch) -> None:
+        assert len(watch.weights) == 4
+        raise MemoryError("as planted")
+
+    monkeypatch.setattr(StepWatch, "state_prints", fail)
+    with pytest.raises(MemoryError):
+        audited(model, optimizer)
+    assert hooks(optimizer) == 0
+    assert "copies 4.35 kB" in capsys.readouterr().err
+
+
+def test_no_copy_outlives_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watches = []
+
+    class Kept(StepWatch):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
-            kept.append(self)
+            watches.append(self)
 
-    original = update_audit.StepWatch
-    update_audit.StepWatch = Kept  # type: ignore[misc]
-    try:
-        audited(model, optimizer)
-    finally:
-        update_audit.StepWatch = original  # type: ignore[misc]
-    (watch,) = kept
+    monkeypatch.setattr(update_audit, "StepWatch", Kept)
+    with audit_update(model, optimizer):
+        backward(model)
+        optimizer.step()
+        (watch,) = watches
+        assert len(watch.weights) == len(watch.gradients) == 4
     assert watch.weights == {}
     assert watch.gradients == {}
     assert hooks(optimizer) == 0

@@ -1,1 +1,1 @@
-"""`audit_update`: did the optimizer do what it was configured to do?"""
+"""`audit_update` compares the parameters of a model before and after a step of its optimizer."""

@@ -1,4 +1,4 @@
-"""What the user expects of the step of each parameter."""
+"""Expectations: the kind and the size of the step that a user has configured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchzero_clip.core.names import hint
 
 @dataclass(frozen=True)
 class Expected:
-    """What `audit_update` should find for some parameters.
+    """An expectation about the step of some parameters, for `audit_update`.
 
     Args:
         kind: The kind of the step: "gradient", "sign", "orthogonal", "decay", "other", or "still"
@@ -44,7 +44,7 @@ class Expected:
 def expected_of(
     params: Mapping[str, Tensor], expect: Mapping[str, str | Expected] | None
 ) -> dict[str, Expected]:
-    """Return what is expected of each parameter. The first matching pattern wins.
+    """Return the expectation about each parameter. The first matching pattern wins.
 
     A pattern is a glob, or several globs with `|` between them. A glob that checks nothing raises
     ValueError: it matches no name, or only frozen parameters that are expected to move.

@@ -17,10 +17,10 @@ KINDS = {
     "sign": "all elements have one size",
     "orthogonal": "all singular values have one size",
     "decay": "along the negative weight",
-    "other": "no kind that the audit knows",
+    "other": "none of the known kinds",
     "still": "the weight did not move",
 }
-"""The kinds of steps that `expect=` accepts, and what each means."""
+"""The kinds of steps that `expect=` accepts, each with its meaning."""
 UNJUDGED = "unjudged"
 COSINE = 0.999
 """Two tensors have the same direction if their cosine is at least this."""

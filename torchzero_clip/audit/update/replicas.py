@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,13 @@ from torchzero_clip.audit.update.fingerprints import fingerprint
 from torchzero_clip.core.sharding.collectives import gather
 from torchzero_clip.core.sharding.layout import layout_of
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 
 def groups_of_replicas(
-    model: nn.Module, params: Mapping[str, Tensor], replicas: Any
-) -> dict[Any, list[str]]:
+    model: nn.Module, params: Mapping[str, Tensor], replicas: ProcessGroup | bool | None
+) -> dict[ProcessGroup, list[str]]:
     """Return the names of the parameters that each process group holds copies of.
 
     Args:
@@ -25,16 +28,18 @@ def groups_of_replicas(
         replicas: A process group whose ranks have equal plain parameters, True for all ranks, or
             None.
     """
-    groups: dict[Any, list[str]] = {}
+    groups: dict[ProcessGroup, list[str]] = {}
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return groups
     in_ddp = dict(_replicated_by_ddp(model))
-    if replicas is True:
-        replicas = torch.distributed.group.WORLD
     for name, p in params.items():
         layout = layout_of(p)
         if layout is None:
-            group = replicas if replicas is not None else in_ddp.get(id(p))
+            group = in_ddp.get(id(p))
+            if replicas is True:
+                group = torch.distributed.group.WORLD
+            elif replicas:
+                group = replicas
             if group is not None:
                 groups.setdefault(group, []).append(name)
             continue
@@ -44,20 +49,21 @@ def groups_of_replicas(
     return groups
 
 
-def _replicated_by_ddp(model: nn.Module) -> Iterator[tuple[int, Any]]:
+def _replicated_by_ddp(model: nn.Module) -> Iterator[tuple[int, ProcessGroup]]:
     """Yield the id and the process group of each parameter that DDP keeps equal."""
     from torch.nn.parallel import DistributedDataParallel
 
     for wrapper in model.modules():
         if isinstance(wrapper, DistributedDataParallel):
-            ignored: Any = wrapper.parameters_to_ignore
             for name, p in wrapper.module.named_parameters():
-                if name not in ignored:
+                if name not in wrapper.parameters_to_ignore:
                     yield id(p), wrapper.process_group
 
 
 def drifted(
-    groups: Mapping[Any, list[str]], params: Mapping[str, Tensor], before: Mapping[str, int]
+    groups: Mapping[ProcessGroup, list[str]],
+    params: Mapping[str, Tensor],
+    before: Mapping[str, int],
 ) -> Iterator[tuple[str, str]]:
     """Yield the name of each replica that differs between ranks, and since when.
 

@@ -233,7 +233,7 @@ def _sums_of_piece(
     yield zero  # state_changes: _local_sums fills it in
     yield from _sums_of_direction(change, g, change != 0)
     undecayed = change + one.decay * w
-    # where the gradient is zero, taking out the decay leaves a rounding error
+    # if an element does not move, taking out the decay leaves a rounding error
     yield from _sums_of_direction(undecayed, g, undecayed.abs() > spacing.abs())
 
 

@@ -21,7 +21,7 @@ StatePrints = dict[str, dict[str, int]]
 
 
 class StepWatch:
-    """A context manager that keeps what the audit compares with the parameters after the step.
+    """A context manager that copies weights before the step, and gradients in the step.
 
     Leaving the context removes the hooks and drops the copies, also after an error.
 
@@ -68,7 +68,7 @@ class StepWatch:
         self._exit = ExitStack()
         trained = {name: p for name, p in self.params.items() if _is_trained(p)}
         self.weight_bytes = sum(map(_bytes, trained.values()))
-        # a gradient may have another dtype, but nobody knows before it is there
+        # a gradient may have another dtype, but it does not exist yet
         self.gradient_bytes = sum(map(_bytes, trained.values()))
         self._trained = trained
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from torchzero_clip.audit.update.kinds import StepKind, singular_kind, stacks_of
 from torchzero_clip.audit.update.step_watch import StepWatch
 from torchzero_clip.audit.update.update_findings import judge
 from torchzero_clip.audit.update.update_report import UpdateReport
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 MatrixFunctions = Mapping[str, Callable[[Tensor], Tensor]]
 
@@ -31,10 +34,10 @@ def audit_update(
     max_ratio: float = 2.0,
     matrices: MatrixFunctions | None = None,
     largest_matrix: int = 4096,
-    replicas: Any = None,
+    replicas: ProcessGroup | bool | None = None,
     quiet: bool = False,
 ) -> Iterator[UpdateReport]:
-    """Compare the parameters before and after the steps in a block, and report what moved and how.
+    """Report which parameters moved in a block of code with an optimizer step, and how.
 
     The audit works with any optimizer of torch, on the real model and device. It changes nothing:
     parameters, gradients and state are bitwise identical to a run without the audit. It needs
@@ -56,7 +59,7 @@ def audit_update(
             matrix, and a parameter with more dims is a stack of matrices or a convolution.
         largest_matrix: Singular values are not computed if both sides of a matrix are longer.
         replicas: A process group whose ranks should have equal parameters, or True for all ranks.
-            Not needed for DTensor and DistributedDataParallel, where the audit knows the group.
+            Not needed for DTensor and DistributedDataParallel, because the audit finds their group.
         quiet: Whether to print no line about the memory.
 
     Yields:

@@ -1,11 +1,11 @@
-"""Judge what a step did to each parameter, and collect the findings."""
+"""Judge the step of each parameter, and collect the findings."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from torchzero_clip.audit.update.step_watch import StepWatch, gradient_of
 from torchzero_clip.audit.update.update_report import Behavior, Findings
 from torchzero_clip.core.sharding.layout import local
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 STATES_SHOWN = 2
 """A row names at most so many state tensors that did not change."""
 Singular: TypeAlias = Callable[[str, Tensor], StepKind | None]
@@ -31,14 +34,14 @@ def judge(
     steps: int,
     max_ratio: float,
     singular: Singular,
-    replicas: Any,
+    replicas: ProcessGroup | bool | None,
 ) -> tuple[dict[str, Behavior], Findings]:
     """Return the behavior of each parameter that requires a gradient, and the findings.
 
     Args:
         model: The model.
-        watch: The copies of the weights and gradients, and what the hooks have noted.
-        expected: What is expected of each parameter.
+        watch: The copies of the weights and gradients, and the notes of the hooks.
+        expected: The expectation about each parameter.
         steps: The expected number of steps of each optimizer.
         max_ratio: The largest ratio of the norms of step and weight without a finding.
         singular: The kind of a step that follows from its singular values.
@@ -245,7 +248,7 @@ def _why_still(watch: StepWatch, name: str, sums: StepSums) -> tuple[str, str, s
 def _is_lost(watch: StepWatch, name: str, sums: StepSums) -> bool:
     """Return whether rounding explains that a parameter with a gradient did not move.
 
-    Nobody knows the update that was lost. Without an average of squared gradients, the update is
+    The lost update itself is not known. Without an average of squared gradients, the update is
     about as large as `lr * gradient`. With it, the elements of the update are about as large as
     `lr`, as in Adam.
     """
@@ -284,7 +287,7 @@ def _state_changes(watch: StepWatch, name: str) -> dict[str, bool]:
 
 
 def _in_words(changes: Mapping[str, bool]) -> str:
-    """Return what happened to the state of a parameter."""
+    """Describe the change of the state of a parameter."""
     unchanged = [key for key, changed in changes.items() if not changed]
     if not changes:
         return "none"

@@ -36,7 +36,7 @@ CODES = {
     "state-outside-step": "the state changed in the block before the step",
     "replicas-differ": "the weight differs between ranks that should have equal weights",
 }
-"""The code of each finding, and what it means. Findings are listed in this order."""
+"""The code of each finding, with its meaning. Reports list findings in this order."""
 
 WIDTH = 110
 """The width of the text of findings."""
@@ -53,7 +53,7 @@ class UpdateFinding:
 
     Attributes:
         code: The code of the finding, one of `torchzero_clip.audit.CODES`.
-        message: What happened, with the names of the parameters.
+        message: A description of the problem, with the names of the parameters.
         names: The names of all parameters that the finding is about. Empty if it is about the
             whole step.
     """
@@ -85,7 +85,7 @@ class UpdateRow:
         weight: The size of the weights before the step.
         ratio: The norm of the step divided by the norm of the weights.
         kind: The kind of the step, or why it is not judged.
-        state: What happened to the state of the optimizer.
+        state: The change of the state of the optimizer.
     """
 
     pattern: str
@@ -135,7 +135,7 @@ HEADER = (
 
 
 class Behavior(NamedTuple):
-    """What happened to one parameter.
+    """The step of one parameter.
 
     Attributes:
         sums: The sums over its elements.
@@ -143,7 +143,7 @@ class Behavior(NamedTuple):
         shape: Its shape.
         dtype: Its dtype.
         groups: Its groups, as in `UpdateRow`.
-        state: What happened to the state of the optimizer.
+        state: The change of the state of the optimizer.
         size: The size of the step, without weight decay.
     """
 
