@@ -414,6 +414,19 @@ def test_an_embedding_of_which_few_rows_have_a_gradient(sparse: bool) -> None:
     assert row.moved == (3 / 50, 3 / 50)
 
 
+def test_elements_whose_gradient_is_as_small_as_eps_do_not_change_the_kind() -> None:
+    """The bias of the keys of attention has no gradient but rounding errors."""
+    torch.manual_seed(0)
+    model = nn.Module()
+    model.bias = nn.Parameter(torch.randn(3 * WIDTH))
+    for optimizer in (torch.optim.Adam(model.parameters()), ours(Adam(), LR(1e-3))(model)):
+        with audit_update(model, optimizer, expect={"bias": "sign"}) as report:
+            model.bias.grad = torch.randn(3 * WIDTH)
+            model.bias.grad[:WIDTH] *= 1e-9
+            optimizer.step()
+        assert report.findings == [], str(report)
+
+
 class Odd(nn.Module):
     """Parameters of unusual shapes and dtypes."""
 

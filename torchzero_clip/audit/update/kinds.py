@@ -83,7 +83,7 @@ def kind_of(
         return StepKind(UNJUDGED, "not finite")
     if sums.elements < FEWEST_ELEMENTS:
         return StepKind(UNJUDGED, f"fewer than {FEWEST_ELEMENTS} elements")
-    directions = {False: sums.step, True: sums.undecayed} if one.decay else {False: sums.step}
+    directions = {False: sums.step, True: sums.undecayed} if one.rates.decay else {False: sums.step}
     judged = {
         without_decay: direction
         for without_decay, direction in directions.items()

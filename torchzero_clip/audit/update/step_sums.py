@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,10 +20,26 @@ from torchzero_clip.core.tensor_kinds import wide
 
 PIECE = 2**22
 """The number of elements that are measured at once. This limits the temporary memory."""
+CLEAR = 100
+"""A gradient of this many times `eps` is clear: `eps` changes the step of Adam by at most 1 %."""
 GRADIENTS = 5
 """The place of `StepSums.gradients` in a vector of sums."""
 STATE_CHANGES = 12
 """The place of `StepSums.state_changes` in a vector of sums."""
+
+
+class Rates(NamedTuple):
+    """Hyperparameters of the group of a parameter, as they are in the step.
+
+    Attributes:
+        lr: The learning rate. Infinite if the group has none.
+        decay: The learning rate times the weight decay.
+        eps: The number that Adam adds to the denominator, or 0.
+    """
+
+    lr: float
+    decay: float
+    eps: float
 
 
 @dataclass(frozen=True)
@@ -34,8 +51,7 @@ class Observed:
         before: A copy of the weights before the step.
         gradient: A copy of the gradient, or None. With several steps, the sum of the gradients.
         scale: The gradient is this many times too large, because of a GradScaler.
-        lr: The learning rate of the group of the parameter.
-        decay: The learning rate times the weight decay of the group.
+        rates: Hyperparameters of the group of the parameter.
         state_changes: The number of state tensors that changed on this rank.
     """
 
@@ -43,8 +59,7 @@ class Observed:
     before: Tensor
     gradient: Tensor | None
     scale: float
-    lr: float
-    decay: float
+    rates: Rates
     state_changes: int
 
     @property
@@ -56,7 +71,7 @@ class Observed:
         """Return the change of the weights in float32, if asked without decoupled weight decay."""
         before = local(self.before).float()
         change = local(self.param).detach().float() - before
-        return change.add_(before, alpha=self.decay) if without_decay else change
+        return change.add_(before, alpha=self.rates.decay) if without_decay else change
 
 
 @dataclass(frozen=True)
@@ -65,15 +80,20 @@ class DirectionSums:
 
     Attributes:
         square: The sum of the squares.
-        absolute: The sum of the absolute values.
         nonzero: The number of elements that are not zero.
         along_gradient: The sum of the products with the gradient.
+        clear_square: The sum of the squares over the elements with a clear gradient, which is far
+            above `eps`.
+        clear_absolute: The sum of the absolute values over these elements.
+        clear_nonzero: The number of these elements that are not zero.
     """
 
     square: float
-    absolute: float
     nonzero: float
     along_gradient: float
+    clear_square: float
+    clear_absolute: float
+    clear_nonzero: float
 
     @property
     def rms(self) -> float:
@@ -82,10 +102,10 @@ class DirectionSums:
 
     @property
     def variation(self) -> float:
-        """The squared coefficient of variation of the absolute values that are not zero."""
-        if not self.absolute:
+        """The squared coefficient of variation of the absolute values with a clear gradient."""
+        if not self.clear_absolute:
             return math.inf
-        return self.square * self.nonzero / self.absolute**2 - 1
+        return self.clear_square * self.clear_nonzero / self.clear_absolute**2 - 1
 
 
 @dataclass(frozen=True)
@@ -124,19 +144,28 @@ class StepSums:
     moved_by_gradient: float
     state_changes: float
     step_square: float
-    step_absolute: float
     step_nonzero: float
     step_along_gradient: float
+    step_clear_square: float
+    step_clear_absolute: float
+    step_clear_nonzero: float
     undecayed_square: float
-    undecayed_absolute: float
     undecayed_nonzero: float
     undecayed_along_gradient: float
+    undecayed_clear_square: float
+    undecayed_clear_absolute: float
+    undecayed_clear_nonzero: float
 
     @property
     def step(self) -> DirectionSums:
         """The sums over the step."""
         return DirectionSums(
-            self.step_square, self.step_absolute, self.step_nonzero, self.step_along_gradient
+            self.step_square,
+            self.step_nonzero,
+            self.step_along_gradient,
+            self.step_clear_square,
+            self.step_clear_absolute,
+            self.step_clear_nonzero,
         )
 
     @property
@@ -144,9 +173,11 @@ class StepSums:
         """The sums over the step without its weight decay."""
         return DirectionSums(
             self.undecayed_square,
-            self.undecayed_absolute,
             self.undecayed_nonzero,
             self.undecayed_along_gradient,
+            self.undecayed_clear_square,
+            self.undecayed_clear_absolute,
+            self.undecayed_clear_nonzero,
         )
 
     @property
@@ -226,23 +257,29 @@ def _sums_of_piece(
     yield _count(g != 0, dtype)
     yield _count(~torch.isfinite(after), dtype)
     yield _count(~torch.isfinite(g), dtype)
-    lower = (w - one.lr).to(before.dtype)
-    higher = (w + one.lr).to(before.dtype)
+    lower = (w - one.rates.lr).to(before.dtype)
+    higher = (w + one.rates.lr).to(before.dtype)
     yield _count((lower != before) | (higher != before), dtype)
-    yield _count((w - one.lr * g).to(before.dtype) != before, dtype)
+    yield _count((w - one.rates.lr * g).to(before.dtype) != before, dtype)
     yield zero  # state_changes: _local_sums fills it in
-    yield from _sums_of_direction(change, g, change != 0)
-    undecayed = change + one.decay * w
+    clear = g.abs() > CLEAR * one.rates.eps
+    yield from _sums_of_direction(change, g, change != 0, clear)
+    undecayed = change + one.rates.decay * w
     # if an element does not move, taking out the decay leaves a rounding error
-    yield from _sums_of_direction(undecayed, g, undecayed.abs() > spacing.abs())
+    yield from _sums_of_direction(undecayed, g, undecayed.abs() > spacing.abs(), clear)
 
 
-def _sums_of_direction(direction: Tensor, g: Tensor, nonzero: Tensor) -> Iterator[Tensor]:
+def _sums_of_direction(
+    direction: Tensor, g: Tensor, nonzero: Tensor, clear: Tensor
+) -> Iterator[Tensor]:
     """Yield sums over some elements of a step, in the order of the fields of `DirectionSums`."""
     yield direction.square().sum()
-    yield direction.abs().sum()
     yield _count(nonzero, direction.dtype)
     yield (direction * g).sum()
+    sizes = direction.abs() * clear
+    yield sizes.square().sum()
+    yield sizes.sum()
+    yield _count(nonzero & clear, direction.dtype)
 
 
 def _count(elements: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from typing_extensions import Self
 
 from torchzero_clip.audit.update.fingerprints import fingerprint, tensors_in
+from torchzero_clip.audit.update.step_sums import Rates
 from torchzero_clip.core.sharding.layout import local, placements
 
 StatePrints = dict[str, dict[str, int]]
@@ -36,8 +37,7 @@ class StepWatch:
         frozen: The fingerprint of each other parameter.
         gradients: A copy of each gradient. With several steps, the sum of the gradients.
         scale: How many times too large the gradients are, because of a fused GradScaler.
-        rates: The learning rate of each parameter in the step, and the learning rate times the
-            weight decay.
+        rates: The learning rate, weight decay and eps of each parameter in the step.
         groups: For each parameter, the numbers of its optimizers and of its groups in them.
         foreign: For each parameter of an optimizer that the model does not have, its place.
         steps: The number of steps of each optimizer.
@@ -57,7 +57,7 @@ class StepWatch:
         self.frozen: dict[str, int] = {}
         self.gradients: dict[str, Tensor] = {}
         self.scale: dict[str, float] = {}
-        self.rates: dict[str, tuple[float, float]] = {}
+        self.rates: dict[str, Rates] = {}
         self.groups: dict[str, list[tuple[int, int]]] = {name: [] for name in self.params}
         self.foreign: list[str] = []
         self.steps = [0] * len(optimizers)
@@ -131,10 +131,15 @@ class StepWatch:
         for group in optimizer.param_groups:
             lr = float(group.get("lr", math.inf))
             decay = float(group.get("weight_decay") or 0.0)
-            decay = lr * decay if math.isfinite(lr) else 0.0
+            eps = group.get("eps")
+            rates = Rates(
+                lr=lr,
+                decay=lr * decay if math.isfinite(lr) else 0.0,
+                eps=float(eps) if isinstance(eps, (int, float)) else 0.0,
+            )
             for p in group["params"]:
                 if id(p) in names:
-                    self.rates[names[id(p)]] = (lr, decay)
+                    self.rates[names[id(p)]] = rates
 
     def _drop(self) -> None:
         self._exit.close()

@@ -14,7 +14,7 @@ from torchzero_clip.audit.update.expected import Expected
 from torchzero_clip.audit.update.fingerprints import fingerprint, tensors_in
 from torchzero_clip.audit.update.kinds import KINDS, UNJUDGED, StepKind, kind_of
 from torchzero_clip.audit.update.replicas import drifted, groups_of_replicas
-from torchzero_clip.audit.update.step_sums import Observed, StepSums, measured
+from torchzero_clip.audit.update.step_sums import Observed, Rates, StepSums, measured
 from torchzero_clip.audit.update.step_watch import StepWatch, gradient_of
 from torchzero_clip.audit.update.update_report import Behavior, Findings
 from torchzero_clip.core.sharding.layout import local
@@ -87,7 +87,7 @@ def _size(one: Observed, sums: StepSums) -> float:
     """Return the root mean square of a step without weight decay, over the elements that moved."""
     if not sums.moved:
         return 0.0
-    return sums.undecayed.rms if one.decay else sums.step.rms
+    return sums.undecayed.rms if one.rates.decay else sums.step.rms
 
 
 def _group_labels(watch: StepWatch, name: str) -> tuple[str, ...]:
@@ -105,7 +105,6 @@ def _observed(watch: StepWatch, changes: Mapping[str, Mapping[str, bool]]) -> di
     """Return the parameters that require a gradient, before and after the step."""
     observed = {}
     for name, before in watch.weights.items():
-        lr, decay = watch.rates.get(name, (0.0, 0.0))
         gradient = watch.gradients.get(name)
         if gradient is None and not watch.groups[name]:  # no hook has seen its gradient
             gradient = gradient_of(watch.params[name])
@@ -114,8 +113,7 @@ def _observed(watch: StepWatch, changes: Mapping[str, Mapping[str, bool]]) -> di
             before=before,
             gradient=gradient,
             scale=watch.scale.get(name, 1.0),
-            lr=lr,
-            decay=decay,
+            rates=watch.rates.get(name, Rates(0.0, 0.0, 0.0)),
             state_changes=sum(changes[name].values()),
         )
     return observed
@@ -224,7 +222,7 @@ def _about_size(
 
 def _why_still(watch: StepWatch, name: str, sums: StepSums) -> tuple[str, str, str]:
     """Return the finding about a parameter that did not move: code, text and name."""
-    lr, _ = watch.rates[name]
+    lr = watch.rates[name].lr
     if not sums.gradients:
         return "no-gradient", "there is no gradient, and the weight did not move", name
     if sums.bad_gradients:
