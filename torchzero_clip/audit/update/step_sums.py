@@ -102,8 +102,11 @@ class DirectionSums:
 
     @property
     def variation(self) -> float:
-        """The squared coefficient of variation of the absolute values with a clear gradient."""
-        if not self.clear_absolute:
+        """The squared coefficient of variation of the absolute values with a clear gradient.
+
+        Infinite if less than half of the elements that moved have a clear gradient.
+        """
+        if not self.clear_absolute or self.clear_nonzero < self.nonzero / 2:
             return math.inf
         return self.clear_square * self.clear_nonzero / self.clear_absolute**2 - 1
 

@@ -83,7 +83,7 @@ def audit_update(
     expected = expected_of(watch.params, expect)
     functions = _functions_by_name(watch.params, matrices)
 
-    def singular(name: str, step: Tensor) -> StepKind | None:
+    def singular(name: str, step: Tensor) -> StepKind:
         stacks = stacks_of(step)
         if name in functions:
             stack = functions[name](step)
