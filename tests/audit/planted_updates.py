@@ -1,6 +1,7 @@
 """Thirteen trainings in which the optimizer silently does something else, one for each report.
 
-Each class has the bug of one public report, as small as possible. `expect` is what its author had
+Each class has the bug of one public report, as small as possible. A note says where the thread of
+the report could not be read. `expect` is what its author had
 configured, and `codes` are the codes that the audit must find.
 """
 
@@ -333,7 +334,11 @@ class SkipsTheMatrices(Planted):
 
 
 class KeepsTheExperts(Planted):
-    """The float32 copies of the experts are updated, and never copied back to the model."""
+    """The float32 copies of the experts are updated, and never copied back to the model.
+
+    The thread could not be read: after training, the experts were identical to their
+    initialization. The cause is ours.
+    """
 
     report = "Megatron-LM#6228"
     codes = {"unmoved"}

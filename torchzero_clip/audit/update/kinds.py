@@ -30,8 +30,8 @@ DECAY_IGNORED = 1e-4
 SIGN_VARIATION = 0.15
 """The elements of a sign step may differ by this coefficient of variation."""
 SINGULAR_SPREAD = 1.8
-"""The singular values of an orthogonal step may differ by this factor. We measured up to 1.72 for the
-iteration of Muon, if the singular values of the gradient are log-spaced over up to 4 decades. A
+"""The singular values of an orthogonal step may differ by this factor. We measured up to 1.72 for
+the iteration of Muon, if the singular values of the gradient are log-spaced over up to 4 decades. A
 random matrix with sides of 4 to 1 has 1.92."""
 SMALL_ENERGY = 0.1
 """The share of the squared norm that comes from smaller singular values and is ignored. A gradient
