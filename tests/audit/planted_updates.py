@@ -1,8 +1,8 @@
 """Thirteen trainings in which the optimizer silently does something else, one for each report.
 
 Each class has the bug of one public report, as small as possible. A note says where the thread of
-the report could not be read. `expect` is what its author had
-configured, and `codes` are the codes that the audit must find.
+the report could not be read. `expect` is what its author had configured, and `codes` are the codes
+that the audit must find.
 """
 
 from __future__ import annotations

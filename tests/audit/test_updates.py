@@ -32,7 +32,7 @@ from torchzero_clip import (
 )
 from torchzero_clip.__main__ import main
 from torchzero_clip.audit import CODES, Expected, UpdateReport, assert_update, audit_update
-from torchzero_clip.audit.update import update_audit
+from torchzero_clip.audit.update import fingerprints, step_sums, update_audit
 from torchzero_clip.audit.update.fingerprints import fingerprint
 from torchzero_clip.audit.update.kinds import KINDS
 from torchzero_clip.audit.update.step_watch import StepWatch
@@ -567,6 +567,34 @@ def test_the_first_pattern_wins() -> None:
 
 
 # ---------------------------------------------------------------------- what it leaves behind
+
+
+@at_once(
+    "dtype",
+    [torch.float32, torch.bfloat16, torch.float64, torch.complex64, torch.int64, torch.bool],
+)
+def test_a_fingerprint_changes_with_every_element_and_with_their_order(dtype: torch.dtype) -> None:
+    values = torch.arange(10).remainder(2 if dtype == torch.bool else 10).to(dtype)
+    changed = [values.flip(0), values.roll(1)]
+    for i in range(len(values)):
+        changed.append(values.clone())
+        changed[-1][i] = not values[i] if dtype == torch.bool else values[i] + 1
+    prints = [fingerprint(t) for t in (values, *changed)]
+    assert len(set(prints[:1] + prints[3:])) == len(prints) - 2
+    assert fingerprint(values.clone()) == prints[0]
+    assert prints[0] not in prints[1:]
+    assert fingerprint(values[:0]) == 0
+
+
+def test_pieces_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = []
+    for piece in (2**22, 7):
+        monkeypatch.setattr(step_sums, "PIECE", piece)
+        monkeypatch.setattr(fingerprints, "PIECE", piece)
+        model = layers()
+        texts.append(str(audited(model, torch.optim.AdamW(model.parameters()))))
+        texts.append(str(fingerprint(model.first.weight)))
+    assert texts[:2] == texts[2:]
 
 
 def state_of(model: nn.Module, optimizer: Optimizer) -> list[int]:
