@@ -61,6 +61,11 @@ COMMANDS = {
         "audit-clip FILE.py:FUNCTION",
         "test whether a clipping function computes the right norm",
     ),
+    "audit-update": Command(
+        "audit.update.update_command:audit_update_command",
+        "audit-update FILE.py:FUNCTION",
+        "show which parameters a training step moved, and how",
+    ),
     "check-device": Command(
         "checking.device_command:check_device_command",
         "check-device",

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+NUMBER = re.compile(r"\b\d+\b")
+
 
 def by_name(choices: Mapping[str, Any], name: str) -> str | None:
     """Return the key for a parameter: its name, or the first pattern that matches its name."""
@@ -47,6 +49,11 @@ def hint(name: str, known: Iterable[str]) -> str:
     """Return the end of an error message about an unknown name: the most similar known name."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f": did you mean {near[0]!r}?" if near else ""
+
+
+def without_numbers(name: str) -> str:
+    """Return the name of a parameter with `*` in place of each number between its dots."""
+    return NUMBER.sub("*", name)
 
 
 @functools.lru_cache(maxsize=2**16)

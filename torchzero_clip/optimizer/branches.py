@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from torch import Tensor
 from torchzero_clip.core import norms
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.logical_matrices import entry_of, matrices_of
+from torchzero_clip.core.names import without_numbers
 from torchzero_clip.core.sharding.layout import layout_of, local
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 DOMINANT_SHARE = 0.9
 """If one branch has more than this share of the squared norm, it dominates the norm."""
-NUMBER = re.compile(r"\b\d+\b")
 
 
 def links_for(links: Sequence[Link], name: str, p: Tensor) -> Iterator[Link]:
@@ -50,7 +49,7 @@ def parameters(optimizer: ChainRunner) -> list[str]:
         labels = ", ".join(map(_label, links)) or "none: it stays as it is"
         others = [str(group[x]) for one in links for k, x in one.keys.items() if k != "lr"]
         shape = f"{tuple(p.shape)}{_matrices(links, name, p)}"
-        row = NUMBER.sub("*", name), shape, decays, labels, tuple(others)
+        row = without_numbers(name), shape, decays, labels, tuple(others)
         rows.setdefault(row, []).append((name, (g,), lr))
     table = [("parameter", "shape", "group", "lr", "weight_decay", "links")]
     for (pattern, shape, decays, labels, _), members in rows.items():
