@@ -71,7 +71,7 @@ def test_a_function_that_seems_to_give_factors_of_the_learning_rate_warns_once(s
     (said,) = [str(warning.message) for warning in caught]
     assert "'lr' returned " in said
     assert (
-        "but the parameter group had 0.001: the function must return the new value, not a factor"
+        "but the value in the parameter group was 0.001: the function must return the new value"
         in said
     )
     opt.param_groups[0]["lr"] = 1e-3

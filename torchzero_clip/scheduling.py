@@ -274,8 +274,8 @@ class _FunctionScheduler:
             if value >= max(0.1, 30 * first):
                 warn(
                     f"schedule: the function for {self.key!r} returned {value} at step "
-                    f"{self.count}, but the parameter group had {first}: the function must "
-                    "return the new value, not a factor. To use factors, pass "
+                    f"{self.count}, but the value in the parameter group was {first}: the "
+                    "function must return the new value, not a factor of this value. To use factors, pass "
                     "partial(LambdaLR, lr_lambda=...)",
                 )
                 self.first_rates = []

@@ -140,7 +140,10 @@ def test_the_matrices_of_a_layout_have_rows_of_their_own(shape):
 
 def test_a_vector_is_an_error():
     params = zeros((4,))
-    with pytest.raises(ValueError, match=r"Rows needs real matrices, got shape \(4,\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"Rows accepts only matrices of real numbers, got a parameter of shape \(4,\)",
+    ):
         moves(Modular(params, Rows(0.5, Orthogonalize()), LR(1.0)), params, torch.ones(4))
 
 

@@ -322,7 +322,7 @@ def test_a_checkpoint_without_a_name_of_the_chain_is_an_error():
     model = network()
     adam = stepped(model, torch.optim.Adam(model.parameters()))
     opt = Modular(model.parameters(), Adam(), LR(0.1))
-    with pytest.raises(ValueError, match=r'no name is in both.* such as link="Adam"'):
+    with pytest.raises(ValueError, match=r'have no state in common.* such as link="Adam"'):
         take_over(opt, adam.state_dict())
     with pytest.raises(TypeError, match="optimizer must be a Modular"):
         take_over(adam, adam.state_dict())

@@ -285,8 +285,8 @@ def updated(rule: Rule, u: TensorList, state: State, group: Group) -> TensorList
     for name, values in state.items():
         if name not in before:
             raise KeyError(
-                f"{type(rule).__name__}.update must set only the keys of state that init "
-                f"returns, which are {list(before)}, got state[{name!r}]"
+                f"{type(rule).__name__}.update must not add state[{name!r}], because init "
+                f"returns only the keys {list(before)}"
             )
         if values is not before[name]:
             before[name].copy_(values)

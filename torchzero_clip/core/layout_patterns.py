@@ -97,7 +97,9 @@ def parsed(text: str) -> Pattern:
     if lonely:
         raise ValueError(f"the name {lonely[0]!r} must be on both sides of the pattern")
     if len(right) < 2:
-        raise ValueError("the right side of the pattern must end in rows and columns")
+        raise ValueError(
+            "the last two dims on the right side must be the rows and the columns of a matrix"
+        )
     return Pattern(left, right, sizes)
 
 

@@ -358,8 +358,9 @@ def matrices_of(
     refused = param.is_complex() and not takes_complex
     if refused or (entry is None and len(shape) < 2):
         raise ValueError(
-            f"{type(rule).__name__} needs real matrices, got shape {shape} and {param.dtype}: "
-            "give other parameters to another rule, with Partition or a second optimizer"
+            f"{type(rule).__name__} accepts only matrices of real numbers, got a parameter of "
+            f"shape {shape} and dtype {param.dtype}: use Partition or a second optimizer for "
+            "this parameter"
         )
     if entry is not None:
         return _fitted(f"{type(rule).__name__}: ", entry, name, shape)

@@ -53,10 +53,10 @@ def head_factors(heads: Any, rows: int, tau: float, alpha: float, name: str) -> 
     size = rows // max(count, 1)
     if maxima.dim() != 1 or size * count != rows or not 0 <= heads.last <= size:
         raise ValueError(
-            f"QKClip: the maxima for {name!r} with {rows} rows have shape "
-            f"{tuple(maxima.shape)}, and last={heads.last}. Pass a vector of maxima with one "
-            "element per head, such that the number of heads divides the number of rows. "
-            "Pass a value of last= that is at most the number of rows per head"
+            f"QKClip: the maxima for {name!r} must be a vector with one element per head, the "
+            f"number of heads must divide the {rows} rows of {name!r}, and last= must be at most "
+            f"the number of rows per head, got maxima of shape {tuple(maxima.shape)} and "
+            f"last={heads.last}"
         )
     if heads.role not in ("query", "key"):
         raise ValueError(f"QKClip: role= must be 'query' or 'key', got {heads.role!r}")
