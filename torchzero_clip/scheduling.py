@@ -275,8 +275,8 @@ class _FunctionScheduler:
                 warn(
                     f"schedule: the function for {self.key!r} returned {value} at step "
                     f"{self.count}, but the value in the parameter group was {first}: the "
-                    "function must return the new value, not a factor of this value. To use factors, pass "
-                    "partial(LambdaLR, lr_lambda=...)",
+                    "function must return the new value, not a factor of this value. To use "
+                    "factors, pass partial(LambdaLR, lr_lambda=...)",
                 )
                 self.first_rates = []
                 return

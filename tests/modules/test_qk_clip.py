@@ -100,12 +100,12 @@ def test_other_parameters_take_their_steps() -> None:
 @pytest.mark.parametrize(
     ("heads", "words"),
     [
-        (queries(1.0, 2.0, 3.0), "for 'q.weight' with 4 rows .* heads divides the number of rows"),
+        (queries(1.0, 2.0, 3.0), "for 'q.weight' .* must divide the 4 rows"),
         (
             queries(1.0, last=5),
-            "shape \\(1,\\), and last=5",
+            "shape \\(1,\\) and last=5",
         ),
-        (lambda name, p: Heads("query", torch.ones(2, 2)), "have shape \\(2, 2\\)"),
+        (lambda name, p: Heads("query", torch.ones(2, 2)), "of shape \\(2, 2\\)"),
         (
             lambda name, p: Heads("value", torch.ones(2)),
             "role= must be 'query' or 'key', got 'valu",

@@ -406,7 +406,7 @@ def check_layout(rule: Any) -> None:
         except ValueError as error:
             raise ValueError(
                 f"{type(rule).__name__}: the layout {entry!r} for the names {key!r} is invalid: "
-                f"{error}"
+                f"{error}, got {rule.layout!r}"
             ) from None
 
 

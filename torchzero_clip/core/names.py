@@ -42,7 +42,7 @@ def check_patterns(rule: Any, field: str) -> None:
         if not isinstance(key, str) or not all(alternatives(key)):
             raise ValueError(
                 f"{type(rule).__name__}: the keys of {field} must be names or patterns, such as "
-                f"'*.qkv' or '*.q | *.k', got the key {key!r}"
+                f"'*.qkv' or '*.q | *.k', got {mapping!r} with the key {key!r}"
             )
 
 

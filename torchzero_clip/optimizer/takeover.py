@@ -72,9 +72,9 @@ def take_over(
     offered = {key for _, theirs in pairs for key in theirs}
     if known and offered and not common:
         raise ValueError(
-            f"take_over: the checkpoint and this optimizer have no state in common: the "
-            f"checkpoint has {sorted(offered)}, and this optimizer has {known}. If the checkpoint is from "
-            "a torch optimizer, pass the name of the transform that receives the state, such "
+            "take_over: the checkpoint and this optimizer have no state in common: the "
+            f"checkpoint has {sorted(offered)}, and this optimizer has {known}. If the "
+            "checkpoint is from a torch optimizer, pass the name of the transform that receives the state, such "
             'as link="Adam"'
         )
     for ours, theirs in pairs:

@@ -140,7 +140,7 @@ ROWS = [
             (
                 {"tfm": Adam()},
                 TypeError,
-                "tfm= must be a transform of matrices without state, blocks=",
+                "tfm= must be a transform of matrices without state, layout=",
             ),
             (
                 {"tfm": SOAPBasis()},
