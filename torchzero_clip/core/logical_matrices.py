@@ -460,8 +460,13 @@ def join_matrices(entry: Any, shape: Sequence[int], matrices: Sequence[Tensor]) 
 
 def whole_matrix(shape: Sequence[int]) -> LogicalMatrices:
     """Return a single matrix of shape (first, rest)."""
-    cut = _cut_of_rows(0, 1, tuple(shape)) if shape else Cut(0, (), (), (), (), ())
-    return LogicalMatrices(tuple(shape), (cut,))
+    return _whole(tuple(shape))
+
+
+@functools.lru_cache(maxsize=4096)
+def _whole(shape: tuple[int, ...]) -> LogicalMatrices:
+    cut = _cut_of_rows(0, 1, shape) if shape else Cut(0, (), (), (), (), ())
+    return LogicalMatrices(shape, (cut,))
 
 
 def _fitted(whose: str, entry: Any, name: str, shape: tuple[int, ...]) -> LogicalMatrices:

@@ -92,14 +92,14 @@ class NeuronNorm(NormRule):
         norm = units.over(units.norm(), whole=False, function=_root_of_mean)
         size = units.over(norm)
         old_rms = [t for bucket in units.buckets for t in bucket.held()["rms"]]
-        spread = [
-            found.spread(t.to(units.home)) for found, t in zip(units.grids, old_rms, strict=True)
-        ]
+        grids = units.division.matrix_grids
+        pairs = zip(grids, old_rms, strict=True)
+        spread = [found.spread(t.to(units.home)) for found, t in pairs]
         rms = torch.cat(spread).to(norm.dtype)
         betas = [torch.ones_like(norm) * beta for beta in units.each("beta")]
         average = torch.lerp(norm.square(), rms.square(), units.of_first_group(betas))
         rms = torch.where(units.finite(size) & (norm > 0), average.sqrt(), rms)
-        pairs = zip(units.grids, rms.split([t.numel() for t in spread]), strict=True)
+        pairs = zip(grids, rms.split([t.numel() for t in spread]), strict=True)
         parts = iter([found.collect(part) for found, part in pairs])
         for bucket in units.buckets:
             state = bucket.state["rms"]
