@@ -13,7 +13,7 @@ from torchzero_clip.core.bounds import Share
 from torchzero_clip.core.layout_patterns import MatrixLayout
 from torchzero_clip.core.logical_matrices import (
     Grid,
-    Kind,
+    NormKind,
     entry_of,
     grid,
     matrices_of,
@@ -68,7 +68,7 @@ class NeuronNorm(NormRule):
         super(NormRule, self).check()
 
     @property
-    def _kind(self) -> Kind:
+    def _kind(self) -> NormKind:
         """What the norm of a neuron covers."""
         return "row" if self.neurons == "rows" else "longer"
 
@@ -76,9 +76,9 @@ class NeuronNorm(NormRule):
         return grid_for(self, self._kind, name, param)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        return self.init_named("", param)
+        return self._init_named("", param)
 
-    def init_named(self, name: str, param: Tensor) -> dict[str, Tensor]:
+    def _init_named(self, name: str, param: Tensor) -> dict[str, Tensor]:
         if entry_of(self, name, param) is None:
             shape = grid(whole_matrix(param.shape), self._kind).matrices.shape
         else:  # the neurons of one matrix after another
