@@ -20,7 +20,7 @@ from torchzero_clip.optimizer.chain_meaning import refuse_step
 from torchzero_clip.optimizer.chain_runner import ChainRunner
 from torchzero_clip.optimizer.construction_warnings import warn_of_construction
 from torchzero_clip.optimizer.explain import explain
-from torchzero_clip.optimizer.modular import Trial
+from torchzero_clip.optimizer.modular import TrialOptimizer
 
 TOTAL_NORM = "total norm"
 """The key, in the records of a step, for the norm of all gradients before the chain."""
@@ -132,7 +132,7 @@ class Clipper(ChainRunner):
             parameters: Add a table of the groups and links of parameters, as `Modular.explain`
                 does.
         """
-        return explain(self, Trial, parameters)
+        return explain(self, TrialOptimizer, parameters)
 
     def _warn_of_none(self) -> None:
         """Warn that no parameter has a gradient, unless another process may have some."""

@@ -73,6 +73,11 @@ class Division:
         groups = [self.indexes.index(cohort.index) for cohort in cohorts for _ in cohort.places]
         self.dims: list[Any] = [None] * len(groups)  # for each tensor, the dims of its slices
         self.grids: list[Grid | None] = [None] * len(groups)  # for each tensor
+        self.matrix_grids: list[Grid] = []  # for a rule about matrices
+        self.has_finer = False  # whether a row or matrix has several slices
+        self.has_fused = False  # whether a parameter has several matrices
+        self.has_split = False  # whether a dim of a parameter is split
+        self.is_scattered = False  # whether rows or matrices may be scattered in memory
         self.lengths: list[int] | None = None  # the number of slices of each tensor
         self.layers: dict[str, int] = {}  # the unit of each layer
         self.norm_groups: list[str | None] = [None]  # of each unit, if the scope is "global"
@@ -152,6 +157,13 @@ class Division:
             layout = self.layouts[i]
             if layout is not None:
                 self.layouts[i] = replace(layout, shape=tuple(views[i]))
+        self.matrix_grids = [found for found in self.grids if found is not None]
+        self.has_finer = any([found.is_finer for found in self.matrix_grids])
+        self.has_fused = any([len(found.source.sizes) != 1 for found in self.matrix_grids])
+        self.has_split = any([found.is_split for found in self.matrix_grids])
+        scattered = any([found.is_fused for found in self.matrix_grids])
+        has_columns = any([found.has_columns for found in self.matrix_grids])
+        self.is_scattered = scattered and not has_columns
         self.slices = [
             [1 if d in along or not along else n for d, n in enumerate(view)]
             for view, along in zip(views, self.dims, strict=True)
@@ -166,10 +178,8 @@ class Division:
         ]
         for cohort, start in self.starts.items():
             own = slice(start, start + len(cohort.places))
-            split = any([found is not None and found.is_split for found in self.grids[own]])
-            rows = rows_of(views[own], self.slices[own], self.dims[own], split)
-            here = [found for found in self.grids[own] if found is not None]
-            if any([x.has_columns for x in here]) and any([x.is_fused for x in here]):
+            rows = rows_of(views[own], self.slices[own], self.dims[own], self.has_split)
+            if scattered and has_columns:
                 rows = rows._replace(whole=False)  # as the columns of separate parameters
             self.rows[cohort] = rows
 

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from torchzero_clip.core.argument_values import is_row
 
-Entry: TypeAlias = "str | Sequence[int | tuple[str, int]]"
+LayoutEntry: TypeAlias = "str | Sequence[int | tuple[str, int]]"
 """The matrices of one parameter: a pattern, or a list of row counts and (pattern, size) pairs."""
-MatrixLayout: TypeAlias = "Mapping[str, Entry] | Callable[[str, Tensor], Entry | None] | None"
+MatrixLayout: TypeAlias = (
+    "Mapping[str, LayoutEntry] | Callable[[str, Tensor], LayoutEntry | None] | None"
+)
 """The type of `layout`: the matrices in each parameter.
 
 A dict maps a pattern of names to an entry. A function receives the name and the tensor, and returns

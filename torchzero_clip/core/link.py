@@ -114,7 +114,7 @@ class Link:
 
     def new_state(self, param: Tensor, name: str = "") -> dict[str, Tensor]:
         """Return the state that `init` makes for one parameter, under its full keys."""
-        return self._full(self.acts.init_named(name, param), param)
+        return self._full(self.acts._init_named(name, param), param)
 
     def layout(self, param: Tensor, name: str = "") -> dict[str, Tensor]:
         """Return all state that the link may have for one parameter, as tensors without memory."""

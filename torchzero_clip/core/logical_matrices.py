@@ -19,7 +19,7 @@ from torchzero_clip.core.layout_patterns import axis_sizes, parsed, parts_of
 from torchzero_clip.core.names import by_name, check_patterns
 from torchzero_clip.core.sharding.layout import layout_of
 
-Kind: TypeAlias = Literal["row", "column", "longer", "matrix"]
+NormKind: TypeAlias = Literal["row", "column", "longer", "matrix"]
 """What a norm covers: a row of a matrix, a column, the longer of both, or the whole matrix."""
 
 
@@ -85,13 +85,13 @@ class Cut:
         inverse = sorted(range(len(self.order)), key=self.order.__getitem__)
         return ordered.permute(inverse).reshape(self.shape)
 
-    def along(self, kind: Kind) -> tuple[int, ...]:
+    def along(self, kind: NormKind) -> tuple[int, ...]:
         """Return the dims of (count, rows, columns) that one norm covers."""
         if kind == "longer":
             kind = "column" if self.rows < self.columns else "row"
         return {"row": (2,), "column": (1,), "matrix": (1, 2)}[kind]
 
-    def covered(self, kind: Kind) -> set[int]:
+    def covered(self, kind: NormKind) -> set[int]:
         """Return the axes that one norm covers."""
         of_dims = {1: self.row_axes, 2: self.column_axes}
         return {a for dim in self.along(kind) for a in of_dims[dim]}
@@ -178,7 +178,7 @@ class Grid:
     """
 
     source: LogicalMatrices
-    kind: Kind
+    kind: NormKind
     splits: tuple[tuple[int, ...], ...]
     dims: tuple[int, ...]
     matrices: LogicalMatrices
@@ -280,7 +280,7 @@ class Grid:
 
 
 @functools.lru_cache(maxsize=4096)
-def grid(matrices: LogicalMatrices, kind: Kind, fixed: int = 0) -> Grid:
+def grid(matrices: LogicalMatrices, kind: NormKind, fixed: int = 0) -> Grid:
     """Return slices whose norms give the norms of rows, columns or matrices.
 
     Args:
@@ -319,14 +319,14 @@ def grid(matrices: LogicalMatrices, kind: Kind, fixed: int = 0) -> Grid:
     return Grid(matrices, kind, tuple(splits), tuple(dims), new, along)
 
 
-def grid_of(matrices: LogicalMatrices, kind: Kind, param: Tensor) -> Grid:
+def grid_of(matrices: LogicalMatrices, kind: NormKind, param: Tensor) -> Grid:
     """Return the slices of a parameter, which may be sharded."""
     layout = layout_of(param)
     sharded = [] if layout is None else [layout.placements[i].dim for i in layout.split]
     return grid(matrices, kind, max(sharded, default=-1) + 1)
 
 
-def _inside(cut: Cut, d: int, kind: Kind) -> dict[int, bool]:
+def _inside(cut: Cut, d: int, kind: NormKind) -> dict[int, bool]:
     """Return for each axis of a dim whether a norm covers the axis. Axes of size 1 are left out."""
     first = sum(map(len, cut.axes[:d]))
     covered = cut.covered(kind)
@@ -461,8 +461,13 @@ def join_matrices(entry: Any, shape: Sequence[int], matrices: Sequence[Tensor]) 
 
 def whole_matrix(shape: Sequence[int]) -> LogicalMatrices:
     """Return a single matrix of shape (first, rest)."""
-    cut = _cut_of_rows(0, 1, tuple(shape)) if shape else Cut(0, (), (), (), (), ())
-    return LogicalMatrices(tuple(shape), (cut,))
+    return _whole(tuple(shape))
+
+
+@functools.lru_cache(maxsize=4096)
+def _whole(shape: tuple[int, ...]) -> LogicalMatrices:
+    cut = _cut_of_rows(0, 1, shape) if shape else Cut(0, (), (), (), (), ())
+    return LogicalMatrices(shape, (cut,))
 
 
 def _fitted(whose: str, entry: Any, name: str, shape: tuple[int, ...]) -> LogicalMatrices:

@@ -106,8 +106,9 @@ class Matrices:
             stacks = [{i: self._of(i, t) for i, t in zip(here, row, strict=True)} for row in whole]
             results: dict[int, dict[tuple[int, int], Tensor]] = {}
             for batch in self.batches(here):
-                pieces = [batch.cut(row, self.matrices) for row in stacks]
-                batch.give(function(batch, pieces), results, self.matrices)
+                runs = batch.runs(self.matrices)
+                pieces = [batch.cut(row, runs) for row in stacks]
+                batch.give(function(batch, pieces), results, runs)
             return [joined(results[i], self.matrices[i]) for i in here]
 
         chosen = [[row[i] for i in where] for row in lists]

@@ -198,7 +198,7 @@ class NormRule(Transform):
             units.record(units.unknown())
 
     def per_parameter(self, param: Tensor, name: str = "") -> dict[str, Any]:
-        state = dict(self.init_named(name, param))
+        state = dict(self._init_named(name, param))
         if self.scope is None or self.scope == "layer":
             state.update(self.init_unit())
         return state

@@ -19,6 +19,8 @@ MatrixState: TypeAlias = "dict[str, Tensor]"
 """The state of one matrix, or of a stack of matrices, by name."""
 MatrixPlace: TypeAlias = "tuple[int, int]"
 """The index of a parameter in its bucket, and the index of a matrix in this parameter."""
+Run: TypeAlias = "tuple[int, int, int, int]"
+"""A parameter, a cut of its matrices, the first matrix in the cut, and a number of matrices."""
 
 MOST = 2**26  # elements of matrices and their state in one stack; a step copies them a few times
 MOST_ON_CPU = 2**19  # the same on CPU, where a few copies should fit into the cache
@@ -96,19 +98,20 @@ class Stack(NamedTuple):
                 yield slice(begin, end)
             begin = end
 
-    def cut(
-        self, stacks: Mapping[int, Sequence[Tensor]], matrices: Sequence[LogicalMatrices | None]
-    ) -> Tensor:
+    def cut(self, stacks: Mapping[int, Sequence[Tensor]], runs: Sequence[Run]) -> Tensor:
         """Return the matrices of this stack from other tensors, in the form for the rule.
 
         Args:
             stacks: For the index of each parameter, the stacks of `LogicalMatrices.of`.
-            matrices: The matrices of each parameter.
+            runs: The result of `runs`.
         """
         parts = []
-        for i, cut, first, count in self._runs(matrices):
+        for i, cut, first, count in runs:
+            part = stacks[i][cut]
+            if count < len(part):
+                part = part[first : first + count]
             # rules receive contiguous matrices, as they receive them from separate parameters
-            parts.append(stacks[i][cut][first : first + count].contiguous())
+            parts.append(part.contiguous())
         stack = parts[0] if len(parts) == 1 else torch.cat(parts)
         return stack if self.stacked else stack[0]
 
@@ -116,39 +119,45 @@ class Stack(NamedTuple):
         self,
         result: Tensor,
         pieces: dict[int, dict[tuple[int, int], Tensor]],
-        matrices: Sequence[LogicalMatrices | None],
+        runs: Sequence[Run],
     ) -> None:
         """Put the parts of a result into `pieces`, by parameter, cut and first matrix."""
-        runs = list(self._runs(matrices))
         if not result.is_cpu:  # one copy here instead of a copy for each part later
             result = result.contiguous()
         if not self.stacked:
             result = result.unsqueeze(0)
-        parts = result.split([count for *_, count in runs])
+        parts = result.split([count for *_, count in runs]) if len(runs) > 1 else [result]
         for (i, cut, first, _), part in zip(runs, parts, strict=True):
             pieces.setdefault(i, {})[cut, first] = part
 
-    def _runs(
-        self, matrices: Sequence[LogicalMatrices | None]
-    ) -> Iterator[tuple[int, int, int, int]]:
-        """Yield the parameter, the cut, the first matrix and the count of matrices in a row."""
-        located = [(i, *_known(matrices[i]).places[b]) for i, b in self.places]
-        for (i, cut), run in groupby(located, lambda place: place[:2]):
-            numbers = [k for *_, k in run]
-            yield i, cut, numbers[0], len(numbers)
+    def runs(self, matrices: Sequence[LogicalMatrices | None]) -> list[Run]:
+        """Return the matrices of this stack that follow each other in one cut of a parameter.
+
+        Each item has the index of the parameter, the index of the cut, the index of the first
+        matrix in the cut, and the number of matrices.
+        """
+        runs: list[Run] = []
+        for i, b in self.places:
+            cut, k = known(matrices[i]).places[b]
+            if runs and runs[-1][:2] == (i, cut):
+                _, _, first, count = runs[-1]
+                runs[-1] = (i, cut, first, count + 1)
+            else:
+                runs.append((i, cut, k, 1))
+        return runs
 
 
 def joined(pieces: Mapping[tuple[int, int], Tensor], matrices: LogicalMatrices | None) -> Tensor:
     """Return pieces, by their cut and first matrix, as one tensor in the shape of the parameter."""
-    known = _known(matrices)
-    by_cut: list[list[Tensor]] = [[] for _ in known.cuts]
+    of_param = known(matrices)
+    by_cut: list[list[Tensor]] = [[] for _ in of_param.cuts]
     for cut, first in sorted(pieces):
         by_cut[cut].append(pieces[cut, first])
-    whole = known.back([row[0] if len(row) == 1 else torch.cat(row) for row in by_cut])
+    whole = of_param.back([row[0] if len(row) == 1 else torch.cat(row) for row in by_cut])
     return whole.contiguous()  # later links compute with tensors as separate parameters have them
 
 
-def _known(matrices: LogicalMatrices | None) -> LogicalMatrices:
+def known(matrices: LogicalMatrices | None) -> LogicalMatrices:
     """Return the matrices of a parameter that has matrices."""
     assert matrices is not None
     return matrices

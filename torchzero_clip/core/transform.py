@@ -120,8 +120,6 @@ class Transform(Description):
     - `"squares"`: state with one element for each element of the update. `InBasis` permutes it.
     - `"weights"`: weights. They are never stored in bfloat16.
     """
-    keyed_by_name: ClassVar[tuple[str, ...]] = ("layout",)
-    """The fields whose value may be a dict from patterns of parameter names."""
     shown: ClassVar[tuple[str, ...]] = ()
     """The names of model-wide scalars that `metrics()` reports."""
 
@@ -240,7 +238,7 @@ class Transform(Description):
                 state.setdefault(f"{bucket.bound.path}/{BEGUN}", 0)
         return buckets
 
-    def init_named(self, name: str, param: Tensor) -> Mapping[str, Any]:
+    def _init_named(self, name: str, param: Tensor) -> Mapping[str, Any]:
         """Return the initial state of a parameter with this name.
 
         Override this method instead of `init` if the shapes of the state depend on the name. `init`
@@ -251,7 +249,7 @@ class Transform(Description):
     def per_parameter(self, param: Tensor, name: str = "") -> dict[str, Any]:
         """Return all state of this link in `optimizer.state[param]`, with its initial values."""
         begins = {BEGUN: 0} if self.drops == "first" else {}
-        return {**self.init_named(name, param), **begins}
+        return {**self._init_named(name, param), **begins}
 
     def per_group(self) -> dict[str, Any]:
         """Return all state of this link in `param_groups[i]["chain"]`, with its initial values."""

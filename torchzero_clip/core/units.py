@@ -72,7 +72,7 @@ class Units(Cells):
             if not any([*named, *[cohort.norm_group for cohort in cohorts]]):
                 named = ()
         self.division: Division = step.roster.once(
-            (kind, dims, named, grids, *cohorts),
+            (kind, grids or dims, named, *cohorts),
             lambda: Division(cohorts, scope, dims, name, named, grids),
         )
         units = self.division
@@ -187,23 +187,17 @@ class Units(Cells):
             function: A function that computes the number of a matrix from the numbers of its
                 slices. It accepts `dim` and `keepdim`.
         """
-        assert self.division.lengths is not None
-        grids = self.grids
-        if not whole and not any([found.is_finer for found in grids]):
+        division = self.division
+        assert division.lengths is not None
+        if not whole and not division.has_finer:
             return numbers
-        parts = numbers.split(self.division.lengths)
-        if whole and all([len(found.source.sizes) == 1 for found in grids]):
-            shaped = [part.view(x) for part, x in zip(parts, self.division.slices, strict=True)]
-            every = [tuple(range(len(shape))) for shape in self.division.slices]
-            if function is torch.linalg.vector_norm:
-                return torch.cat(slices.along(shaped, every))
-        pairs = zip(parts, grids, strict=True)
+        parts = numbers.split(division.lengths)
+        if whole and not division.has_fused and function is torch.linalg.vector_norm:
+            shaped = [part.view(x) for part, x in zip(parts, division.slices, strict=True)]
+            every = [tuple(range(len(shape))) for shape in division.slices]
+            return torch.cat(slices.along(shaped, every))
+        pairs = zip(parts, division.matrix_grids, strict=True)
         return torch.cat([found.over(part, whole, function) for part, found in pairs])
-
-    @property
-    def grids(self) -> list[Grid]:
-        """The slices of each tensor, for a rule that defines `grid`."""
-        return [found for found in self.division.grids if found is not None]
 
     def of_shapes(self, like: Tensor, number: Callable[..., float], *args: Any) -> Tensor:
         """Return a vector such as `like` with number(shape, *args) for each unit.
@@ -367,15 +361,14 @@ class Units(Cells):
             last = sum(division.lengths[:end])
             rows = division.rows[bucket.cohort]
             ratios = slices.of_rows(vector[first:last], rows)
-            grids = [found for found in division.grids if found is not None]
+            grids = division.matrix_grids
             if bucket.cohort.sharded:
                 ratios = bucket.parts(ratios)
-                if any([found.kind == "matrix" for found in grids]):
+                if grids and grids[0].kind == "matrix":
                     ratios = slices.as_fused(ratios, vector, rows)
-            elif isinstance(ratios, slices.OfRows):
-                scattered = any([found.is_fused for found in grids])
-                ratios.fused = scattered and not any([found.has_columns for found in grids])
-            for i, found in enumerate(division.grids[start:end]):
+            elif division.is_scattered and isinstance(ratios, slices.OfRows):
+                ratios.fused = True
+            for i, found in enumerate(division.grids[start:end] if division.has_split else ()):
                 if found is not None and found.is_split:  # the list has the unsplit shapes
                     shape = local(bucket.originals[i]).shape
                     ratios[i] = ratios[i].expand(found.local_view(shape)).reshape(shape)

@@ -310,7 +310,7 @@ def _check_name_patterns(optimizer: ChainRunner) -> None:
     for group in optimizer.param_groups:
         names += group.get("param_names") or [""] * len(group["params"])
     for link in optimizer.keys.links if names else ():
-        for name_of_field in getattr(link.transform, "keyed_by_name", ()):
+        for name_of_field in ("layout", *getattr(link.transform, "asks", ())):
             option = getattr(link.transform, name_of_field, None)
             if not isinstance(option, Mapping):
                 continue

@@ -172,7 +172,7 @@ class Modular(ChainRunner):
             >>> print(next(line for line in plan.splitlines() if line.startswith("ClipNorm(")))
             ClipNorm(max_norm=1.0), Adam(), LR(lr=0.001)
         """
-        return explain(self, Trial, parameters)
+        return explain(self, TrialOptimizer, parameters)
 
     def to_source(self, name: str = "MyOptimizer") -> str:
         """Return the chain as the text of one Python file, with a class of this name.
@@ -274,7 +274,7 @@ class Modular(ChainRunner):
             warn_of_lost_updates(self)
 
 
-class Trial(Modular):
+class TrialOptimizer(Modular):
     """An optimizer that `explain` runs on one rank alone, with some of the parameters."""
 
     _is_trial = True

@@ -29,8 +29,8 @@ class LastStep:
     def init(self, param: Tensor) -> dict[str, Any]:
         return {**self.rule.init(param), "divisor": 1.0}
 
-    def init_named(self, name: str, param: Tensor) -> dict[str, Any]:
-        return {**self.rule.init_named(name, param), "divisor": 1.0}
+    def _init_named(self, name: str, param: Tensor) -> dict[str, Any]:
+        return {**self.rule._init_named(name, param), "divisor": 1.0}
 
     def per_parameter(self, param: Tensor, name: str = "") -> dict[str, Any]:
         return {**self.rule.per_parameter(param, name), "divisor": 1.0}

@@ -48,7 +48,6 @@ class Partition(Transform, Routing):
     reach = "tensor"
     pure = True
     asks = ("labels",)
-    keyed_by_name = ("labels",)
 
     def check(self) -> None:
         super().check()

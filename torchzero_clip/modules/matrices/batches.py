@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, TensorList, TensorwiseTransform, Transform
-from torchzero_clip.core.logical_matrices import Grid, Kind, grid_of, matrices_of
+from torchzero_clip.core.logical_matrices import Grid, NormKind, grid_of, matrices_of
 from torchzero_clip.core.matrix_steps import planned_matrices
 from torchzero_clip.core.stacks import MOST_ON_CPU, batches, in_order
 
@@ -49,7 +49,7 @@ def changed_matrices(
     return u.copy_(TensorList(results))
 
 
-def grid_for(rule: Transform, kind: Kind, name: str, param: Tensor) -> Grid:
+def grid_for(rule: Transform, kind: NormKind, name: str, param: Tensor) -> Grid:
     """Return the slices of a parameter whose norms a rule about matrices needs."""
     return grid_of(matrices_of(rule, name, param, takes_complex=True), kind, param)
 

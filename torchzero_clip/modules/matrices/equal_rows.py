@@ -55,7 +55,7 @@ class EqualRows(NormRule):
         ones = torch.ones_like(norm)
         size = units.over(norm)
         root_of_rows = units.over(ones)
-        if any([found.is_finer for found in units.grids]):  # then a row has several slices
+        if units.division.has_finer:  # then a row has several slices
             root_of_rows = root_of_rows / units.over(ones, whole=False)
         norm = units.over(norm, whole=False)
         limit = size / root_of_rows

@@ -13,7 +13,7 @@ from torchzero_clip.core.bounds import Share
 from torchzero_clip.core.layout_patterns import MatrixLayout
 from torchzero_clip.core.logical_matrices import (
     Grid,
-    Kind,
+    NormKind,
     entry_of,
     grid,
     matrices_of,
@@ -68,7 +68,7 @@ class NeuronNorm(NormRule):
         super(NormRule, self).check()
 
     @property
-    def _kind(self) -> Kind:
+    def _kind(self) -> NormKind:
         """What the norm of a neuron covers."""
         return "row" if self.neurons == "rows" else "longer"
 
@@ -76,9 +76,9 @@ class NeuronNorm(NormRule):
         return grid_for(self, self._kind, name, param)
 
     def init(self, param: Tensor) -> dict[str, Tensor]:
-        return self.init_named("", param)
+        return self._init_named("", param)
 
-    def init_named(self, name: str, param: Tensor) -> dict[str, Tensor]:
+    def _init_named(self, name: str, param: Tensor) -> dict[str, Tensor]:
         if entry_of(self, name, param) is None:
             shape = grid(whole_matrix(param.shape), self._kind).matrices.shape
         else:  # the neurons of one matrix after another
@@ -92,14 +92,14 @@ class NeuronNorm(NormRule):
         norm = units.over(units.norm(), whole=False, function=_root_of_mean)
         size = units.over(norm)
         old_rms = [t for bucket in units.buckets for t in bucket.held()["rms"]]
-        spread = [
-            found.spread(t.to(units.home)) for found, t in zip(units.grids, old_rms, strict=True)
-        ]
+        grids = units.division.matrix_grids
+        pairs = zip(grids, old_rms, strict=True)
+        spread = [found.spread(t.to(units.home)) for found, t in pairs]
         rms = torch.cat(spread).to(norm.dtype)
         betas = [torch.ones_like(norm) * beta for beta in units.each("beta")]
         average = torch.lerp(norm.square(), rms.square(), units.of_first_group(betas))
         rms = torch.where(units.finite(size) & (norm > 0), average.sqrt(), rms)
-        pairs = zip(units.grids, rms.split([t.numel() for t in spread]), strict=True)
+        pairs = zip(grids, rms.split([t.numel() for t in spread]), strict=True)
         parts = iter([found.collect(part) for found, part in pairs])
         for bucket in units.buckets:
             state = bucket.state["rms"]
