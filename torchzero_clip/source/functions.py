@@ -62,18 +62,19 @@ class Functions:
         if id(labels) in self.names:
             return self.names[id(labels)]
         entries = [f"    {quoted(key)}: {quoted(label)}," for key, label in labels.items()]
-        self.imports.add("re")
+        self.imports.add("fnmatch")
         table = self._name("LABELS")
         name = self._name("_label")
         self.names[id(labels)] = name
         self.texts[table] = [f"{table} = {{", *entries, "}"]
         self.texts[name] = [
             f"def {name}(name: str, p: Tensor) -> str:",
-            '    """Return the label of a name, or of the first pattern that is in the name."""',
+            '    """Return the label of a name, or of the first pattern that matches it."""',
             f"    if name in {table}:",
             f"        return {table}[name]",
             f"    for key, label in {table}.items():",
-            "        if re.search(key, name):",
+            '        parts = [part.strip() for part in key.split("|")]',
+            "        if any(fnmatch.fnmatchcase(name, part) for part in parts):",
             "            return label",
             f'    raise ValueError(f"{table} has no key for the parameter {{name!r}}")',
         ]

@@ -9,7 +9,7 @@ from torchzero_clip.source.schedule import uses
 from torchzero_clip.source.symbols import Op, Value, numbered
 
 TAKEN = {"group", "groups", "first", "loss", "closure", "self", "torch", "state", "key", "rows"}
-TAKEN |= {"math", "re", "Any", "Callable", "Iterable", "Tensor", "t_", *"ixyzvwspgk"}
+TAKEN |= {"fnmatch", "math", "re", "Any", "Callable", "Iterable", "Tensor", "t_", *"ixyzvwspgk"}
 TAKEN |= {"rows_", "rows__", *dir(builtins)}
 """Names that mean something else in a file."""
 
