@@ -4,9 +4,9 @@
     python examples/recover.py --steps 60 --out build     # a short run, with a shard of six
 
 The model and the text are the same as in `make demo`. The shard shuffles the letters of all windows
-of a batch. So a shuffled batch has the letters of a good batch, and after clipping, its gradient
-has the norm of a good one too. The script prints the result of each run. It writes the picture of
-docs/recover.md and its losses, benchmarks/results/recover.json.
+of a batch. So a shuffled batch has the letters of a good batch in another order. The script prints
+the result of each run. It writes the picture of docs/recover.md and its losses,
+benchmarks/results/recover.json.
 """
 
 from __future__ import annotations

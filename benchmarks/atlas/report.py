@@ -144,18 +144,24 @@ def muon_turns(rows: Sequence[Row]) -> Claim:
 
 
 def follow_or_forget(rows: Sequence[Row]) -> Claim:
-    jumps = {rule: find(rows, rule, ALONE, "jump ×4").back for rule in ("ZClip", "AutoClip")}
-    again = {rule: find(rows, rule, ALONE, FIRST).again for rule in ("ZClip", "AutoClip")}
+    rules = "ZClip", "AutoClip", "ClipNormGrowth"
+    jumps = {rule: find(rows, rule, ALONE, "jump ×4").back for rule in rules}
+    again = {rule: find(rows, rule, ALONE, FIRST).again for rule in rules}
     text = (
-        "**Adaptive rules either follow the norms or resist spikes.** `AutoClip` learns from the "
-        "norms before clipping. It adapts to norms that are four times as large after "
-        f"{number(jumps['AutoClip'])} steps. But after a spike of 1000, the next spike passes "
-        f"{number(again['AutoClip'])} times as large as without the first one. `ZClip` learns from "
-        "the norms after clipping. The next spike passes no larger than without the first one. But "
-        "`ZClip` does not adapt to the larger norms within 400 steps."
+        "**Some adaptive rules follow the norms and are fooled by spikes. Some resist spikes and "
+        "do not follow. Others do both.** Three rules without an optimizer show this. `AutoClip` "
+        "learns from the norms before clipping. It adapts to norms that are four times as large "
+        f"after {number(jumps['AutoClip'])} steps. But after a spike of 1000, the next spike "
+        f"passes {number(again['AutoClip'])} times as large as without the first one. `ZClip` "
+        "learns from the norms after clipping. The next spike passes no larger than without the "
+        "first one. But `ZClip` does not adapt to the larger norms within 400 steps. "
+        f"`ClipNormGrowth` adapts after {number(jumps['ClipNormGrowth'])} steps, and the next "
+        "spike passes no larger."
     )
-    fooled = again["AutoClip"] > 10 and math.isclose(again["ZClip"], 1, abs_tol=0.01)
-    return text, fooled and jumps["AutoClip"] < AFTER and math.isinf(jumps["ZClip"])
+    fooled = again["AutoClip"] > 10 and jumps["AutoClip"] < AFTER
+    resists = math.isclose(again["ZClip"], 1, abs_tol=0.01) and math.isinf(jumps["ZClip"])
+    both = math.isclose(again["ClipNormGrowth"], 1, abs_tol=0.01)
+    return text, fooled and resists and both and jumps["ClipNormGrowth"] < AFTER
 
 
 def numbers_that_are_none(rows: Sequence[Row]) -> Claim:

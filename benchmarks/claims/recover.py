@@ -99,7 +99,8 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
             ),
         ),
     ),
-    "The losses with `Recover` equal the losses of a run without the bad shard to the last digit": (
+    "The losses with `Recover` equal the losses of a run without the bad shard to the last "
+    "stored digit.": (
         Seen(
             "recover.json, one run: both have the same loss at every step that both measured",
             lambda: same_losses("Recover", "without the shard"),
