@@ -28,19 +28,19 @@ NAME = "torchzero_clip"
 PACKAGE = ROOT / NAME
 
 MOST_NODES = {  # of one package; modules has no limit, because a new rule is always welcome
-    "core": 70_000,
+    "core": 80_000,
     "engines": 66_000,
-    "optimizer": 31_000,
-    "source": 35_000,
-    "published": 5_400,
-    "attach": 4_800,
+    "optimizer": 32_600,
+    "source": 33_000,
+    "published": 5_700,
+    "attach": 5_100,
     "releasing": 3_900,
     "recovering": 8_200,
-    "helpers": 11_000,
+    "helpers": 12_000,
     "top": 2_200,
     "study": 26_800,
-    "audit": 16_000,
-    "checking": 9_500,
+    "audit": 29_000,
+    "checking": 9_700,
     "spec": 6_600,
 }
 MOST_LINES_OF_A_RULE = 80  # code lines of the file that defines a rule
