@@ -36,7 +36,7 @@ from torchzero_clip.audit.update import fingerprints, step_sums, update_audit
 from torchzero_clip.audit.update.fingerprints import fingerprint
 from torchzero_clip.audit.update.kinds import KINDS
 from torchzero_clip.audit.update.step_watch import StepWatch
-from torchzero_clip.audit.update.update_report import pattern_of
+from torchzero_clip.audit.update.update_report import HEADER, pattern_of
 
 
 def codes(report: UpdateReport) -> set[str]:
@@ -515,9 +515,52 @@ def test_a_step_that_is_larger_than_the_weight() -> None:
     model = layers()
     fine = torch.optim.SGD(model.parameters(), lr=1e3)
     assert found(model, fine, max_ratio=1e9) == set()
+
+
+def test_the_ratio_of_a_step_to_a_weight_of_zero_is_a_dash() -> None:
+    """The bias moves, so a ratio of 0 would be misleading. `large-step` skips it."""
     model = layers()
     nn.init.zeros_(model.first.bias)
-    assert found(model, torch.optim.Adam(model.parameters(), lr=1e-2)) == set()
+    report = audited(model, torch.optim.Adam(model.parameters(), lr=1e-2))
+    assert codes(report) == set()
+    by_name = {name: row for row in report.rows for name in row.names}
+    zero = by_name["first.bias"]
+    assert zero.names == ("first.bias",)
+    assert zero.moved == (1, 1)
+    assert zero.ratio is None
+    ratio_column = HEADER.index("ratio")
+    assert zero.cells()[ratio_column] == "-"
+    ratio = by_name["first.weight"].ratio
+    assert ratio is not None
+    assert ratio[0] > 0
+    assert report.as_dict()["rows"][report.rows.index(zero)]["ratio"] is None
+    alike = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    nn.init.zeros_(alike[0].bias)
+    rows = audited(alike, torch.optim.Adam(alike.parameters(), lr=1e-2)).rows
+    assert [row.names for row in rows] == [
+        ("0.weight", "1.weight"),
+        ("0.bias",),
+        ("1.bias",),
+    ]
+
+
+def test_parameters_that_are_expected_to_be_still_and_move() -> None:
+    """A move is certain, even if the kind of the step cannot be judged."""
+    model = nn.Linear(WIDTH, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    report = audited(model, optimizer, expect={"bias": "still"})
+    assert codes(report) == {"unexpected-kind"}
+    assert report.findings[0].names == ("bias",)
+    assert report.notes == []
+    model = nn.Linear(WIDTH, WIDTH)
+    with audit_update(
+        model, torch.optim.SGD([model.weight], lr=0.1), expect={"bias": "still"}
+    ) as report:
+        backward(model)
+        with torch.no_grad():
+            model.bias.add_(1)
+    assert codes(report) == {"moved-outside-step", "no-step"}
+    assert report.of("moved-outside-step")[0].names == ("bias",)
 
 
 def test_weights_that_change_outside_the_step() -> None:
@@ -960,3 +1003,16 @@ def test_the_page_lists_every_code_and_every_kind() -> None:
     page = Path(__file__).parents[2].joinpath("docs", "audit_update.md").read_text()
     assert [code for code in CODES if f"| `{code}` |" not in page] == []
     assert [kind for kind in KINDS if f"| `{kind}` |" not in page] == []
+
+
+def test_the_page_shows_what_the_command_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "audit_update.md").read_text()
+    (script,) = [block for block in page.split("```python\n") if block.startswith("# train.py")]
+    file = tmp_path / "train.py"
+    file.write_text(script.partition("```")[0])
+    command = '$ python -m torchzero_clip audit-update train.py:make --expect "*=sign"\n'
+    shown = page.partition(command)[2].partition("```")[0]
+    main(["audit-update", f"{file}:make", "--expect", "*=sign"])
+    assert capsys.readouterr().out == shown

@@ -74,8 +74,8 @@ def take_over(
         raise ValueError(
             "take_over: the checkpoint and this optimizer have no state in common: the "
             f"checkpoint has {sorted(offered)}, and this optimizer has {known}. If the "
-            "checkpoint is from a torch optimizer, pass the name of the transform that receives the state, such "
-            'as link="Adam"'
+            "checkpoint is from a torch optimizer, pass the name of the transform that receives "
+            'the state, such as link="Adam"'
         )
     for ours, theirs in pairs:
         for key in ours.keys() & theirs.keys():

@@ -194,10 +194,10 @@ class StepSums:
         return math.sqrt(self.gradient_square / max(self.elements, 1))
 
     @property
-    def ratio(self) -> float:
-        """The norm of the step divided by the norm of the weights. 0 if all weights were zero."""
+    def ratio(self) -> float | None:
+        """The norm of the step divided by the norm of the weights. None if the weights are zero."""
         if not self.weight_square:
-            return 0.0
+            return None
         return math.sqrt(self.step_square / self.weight_square)
 
 

@@ -53,7 +53,8 @@ def audit_update(
             "sign", "orthogonal", "decay", "other" or "still". An `Expected` also states the size.
             A pattern is a glob, or several globs with `|` between them. The first match wins.
         steps: The number of steps that each optimizer should make in the block.
-        max_ratio: The norm of a step may be this many times the norm of the weight.
+        max_ratio: The norm of a step may be this many times the norm of the weight. The audit does
+            not check this for weights that are zero before the step.
         matrices: For patterns of parameter names, a function that turns the whole parameter into a
             stack of matrices `(..., rows, columns)`. Without it, a parameter with two dims is one
             matrix, and a parameter with more dims is a stack of matrices or a convolution.

@@ -166,6 +166,9 @@ def _about_parameter(
         if not may_rest:
             what = "no group of the optimizer has this parameter"
             findings.add("not-in-optimizer", what, name)
+        elif sums.moved:
+            what = "the weight changed in the block, but no group of the optimizer has it"
+            findings.add("moved-outside-step", what, name)
         return
     if name in watch.moved_early or (sums.moved and not any(watch.steps)):
         what = "the weight changed in the block, but not in optimizer.step()"
@@ -196,6 +199,9 @@ def _about_kind(name: str, behavior: Behavior, expected: Expected, findings: Fin
     elif behavior.kind.name == "decay" and expected.kind != "decay" and sums.gradient_square:
         what = "the gradient is not zero, but the step is along the weight: only weight decay"
         findings.add("decay-only", what, name)
+    elif expected.kind == "still":
+        what = "expected the kind 'still', but the weight moved"
+        findings.add("unexpected-kind", what, name)
     elif expected.kind is not None and behavior.kind.name == UNJUDGED:
         findings.note(f"expected the kind {expected.kind!r}, {behavior.kind}", name)
     elif expected.kind == "orthogonal" and behavior.kind.may_be_orthogonal:
@@ -217,7 +223,7 @@ def _about_size(
             what = "expected a step of size {}, but its size is {}: {} times as large"
             times = size / expected.rms if expected.rms else math.inf
             findings.add("unexpected-size", what, name, expected.rms, size, times)
-    if ratio > max_ratio:
+    if ratio is not None and ratio > max_ratio:
         what = f"the step is {{}} times as large as the weight; max_ratio is {max_ratio:g}"
         findings.add("large-step", what, name, ratio)
 

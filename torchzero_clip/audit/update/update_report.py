@@ -31,7 +31,7 @@ CODES = {
     "decay-only": "only weight decay moved the parameter, although it has a gradient",
     "unexpected-kind": "the step is of another kind than expected",
     "unexpected-size": "the step has another size than expected",
-    "large-step": "the step is larger than a share of the weight",
+    "large-step": "the norm of the step is more than max_ratio times the norm of the weight",
     "state-unchanged": "the optimizer has state for the parameter, and did not change it",
     "state-outside-step": "the state changed in the block before the step",
     "replicas-differ": "the weight differs between ranks that should have equal weights",
@@ -83,7 +83,8 @@ class UpdateRow:
         moved: The shares of the elements that moved.
         step: The size of the step, without weight decay, over the elements that moved.
         weight: The size of the weights before the step.
-        ratio: The norm of the step divided by the norm of the weights.
+        ratio: The norm of the step divided by the norm of the weights. None if all weights were
+            zero before the step.
         kind: The kind of the step, or why it is not judged.
         state: The change of the state of the optimizer.
     """
@@ -97,13 +98,14 @@ class UpdateRow:
     moved: tuple[float, float]
     step: tuple[float, float]
     weight: tuple[float, float]
-    ratio: tuple[float, float]
+    ratio: tuple[float, float] | None
     kind: str
     state: str
 
     def cells(self) -> tuple[str, ...]:
         """Return the cells of the row in a table."""
         gradient = "none" if self.gradient is None else _span(self.gradient)
+        ratio = "-" if self.ratio is None else _span(self.ratio)
         low, high = self.moved
         moved = f"{low:.0%}" if low == high else f"{low:.0%} to {high:.0%}"
         return (
@@ -114,7 +116,7 @@ class UpdateRow:
             moved,
             _span(self.step),
             _span(self.weight),
-            _span(self.ratio),
+            ratio,
             self.kind,
             self.state,
         )
@@ -262,6 +264,7 @@ def rows_of(behaviors: dict[str, Behavior]) -> list[UpdateRow]:
             _owners(one),
             bool(sums.gradients),
             bool(sums.gradient_square),
+            bool(sums.weight_square),
             moved,
             str(one.kind),
             one.state,
@@ -281,6 +284,7 @@ def _row(names: Sequence[str], behaviors: Sequence[Behavior]) -> UpdateRow:
     gradient = None
     if first.sums.gradients:
         gradient = _ends([each.gradient_rms for each in sums])
+    ratios = [each.ratio for each in sums if each.ratio is not None]
     return UpdateRow(
         pattern=pattern_of(names),
         names=tuple(names),
@@ -291,7 +295,7 @@ def _row(names: Sequence[str], behaviors: Sequence[Behavior]) -> UpdateRow:
         moved=_ends([each.moved / max(each.elements, 1) for each in sums]),
         step=_ends([one.size for one in behaviors]),
         weight=_ends([each.weight_rms for each in sums]),
-        ratio=_ends([each.ratio for each in sums]),
+        ratio=_ends(ratios) if ratios else None,
         kind=str(first.kind),
         state=first.state,
     )
