@@ -199,9 +199,9 @@ def test_without_the_error_trouble_goes_where_torch_lets_it_go(bad):
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda p: compat.clip_grad_norm_(p, -1.0), "max_norm must be a number at least 0"),
-        (lambda p: compat.clip_grad_norm_(p, nan), "max_norm must be a number at least 0"),
-        (lambda p: compat.clip_grad_value_(p, -1.0), "value must be a number at least 0"),
+        (lambda p: compat.clip_grad_norm_(p, -1.0), "max_norm must be a number of at least 0"),
+        (lambda p: compat.clip_grad_norm_(p, nan), "max_norm must be a number of at least 0"),
+        (lambda p: compat.clip_grad_value_(p, -1.0), "value must be a number of at least 0"),
         (lambda p: compat.clip_grad_norm_(nn.Linear(1, 1), 1.0), "pass model.parameters()"),
     ],
 )

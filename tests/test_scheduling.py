@@ -442,10 +442,14 @@ def one(step: int) -> float:
             lambda step: True,
             "returned True at step 0, but a number is required",
         ),
-        ("max_norm", lambda step: -1.0, "ClipNorm: max_norm must be a number at least 0, got -1.0"),
+        (
+            "max_norm",
+            lambda step: -1.0,
+            "ClipNorm: max_norm must be a number of at least 0, got -1.0",
+        ),
         ("max_norm", 3.0, "must be a function of the step, .* got 3.0"),
         ("max_norm", [one, one], "2 functions for 1 parameter groups"),
-        ("max_norm", None, "exactly one of value= and scheduler="),
+        ("max_norm", None, "either value= or scheduler=, and not both"),
         ("tag", one, "tag must be a number, .* is 'encoder'"),
     ],
 )
@@ -459,7 +463,9 @@ def test_a_mistake_gets_a_sentence(key: str, how: Any, sentence: str) -> None:
 def test_a_mistake_that_comes_later_gets_one_too() -> None:
     limit = schedule(clipping(), "max_norm", lambda step: 1.0 - step)
     limit.step()
-    with pytest.raises(ValueError, match="ClipNorm: max_norm must be a number at least 0, got -1"):
+    with pytest.raises(
+        ValueError, match="ClipNorm: max_norm must be a number of at least 0, got -1"
+    ):
         limit.step()
 
 
@@ -479,7 +485,7 @@ def test_the_other_mistakes() -> None:
         schedule(opt, "eps", scheduler=lambda o: 1.0)
     with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got Linear"):
         schedule(torch.nn.Linear(1, 1), "eps", one)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="exactly one of value= and scheduler="):
+    with pytest.raises(TypeError, match="either value= or scheduler=, and not both"):
         schedule(opt, "eps", one, scheduler=lr_scheduler.ExponentialLR)
     adam = torch.optim.Adam(network().parameters())
     with pytest.raises(ValueError, match="did you mean 'weight_decay'"):

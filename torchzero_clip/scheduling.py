@@ -63,8 +63,8 @@ def schedule(
         raise TypeError(f"schedule: optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
     if (value is None) == (scheduler is None):
         raise TypeError(
-            "schedule: pass exactly one of value= and scheduler=. Pass value= for a function "
-            "of the step or a class from torch.optim.lr_scheduler. Pass scheduler= for a "
+            "schedule: pass either value= or scheduler=, and not both. value= accepts a "
+            "function of the step, or a class of torch.optim.lr_scheduler. scheduler= accepts a "
             "function of an optimizer"
         )
     function = value.func if isinstance(value, functools.partial) else value
@@ -275,8 +275,8 @@ class _FunctionScheduler:
                 warn(
                     f"schedule: the function for {self.key!r} returned {value} at step "
                     f"{self.count}, but the value in the parameter group was {first}: the "
-                    "function must return the new value, not a factor of this value. To use "
-                    "factors, pass partial(LambdaLR, lr_lambda=...)",
+                    "function must return the new value itself. For a function that returns a "
+                    "multiplier, pass partial(LambdaLR, lr_lambda=...)",
                 )
                 self.first_rates = []
                 return

@@ -988,7 +988,7 @@ def test_the_command_prints_the_report_and_ends_with_what_was_found(
     assert "other" in capsys.readouterr().out
     for arguments, words in (
         ([f"{file}:make", "--expect", "2.*=sign"], "'2.*' in expect matches no parameter"),
-        ([f"{file}:make", "--expect", "sign"], "--expect needs a pattern and a kind"),
+        ([f"{file}:make", "--expect", "sign"], "--expect must have the form PATTERN=KIND"),
         ([f"{file}:wrong"], "must return three things"),
         ([f"{file}:none"], "has no attribute 'none'"),
         ([f"{tmp_path}/none.py:make"], "No such file"),

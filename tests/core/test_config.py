@@ -212,7 +212,9 @@ def test_unknown_names_and_arguments_are_errors_with_a_suggestion(config, messag
 
 
 def test_values_are_checked_as_always():
-    with pytest.raises(ValueError, match="ClipNorm: max_norm must be a number at least 0, got -1"):
+    with pytest.raises(
+        ValueError, match="ClipNorm: max_norm must be a number of at least 0, got -1"
+    ):
         Chain.from_config([("ClipNorm", {"max_norm": -1})])
 
 

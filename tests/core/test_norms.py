@@ -247,7 +247,7 @@ def test_complex_entries_whose_squares_overflow(order):
 
 @at_once("order", ["l5", "median", "", -1, -0.5, nan, True, None, (2,)])
 def test_an_unknown_order_is_an_error_with_the_choices(order):
-    with pytest.raises(ValueError, match=r"number at least 0, inf, .*'l2'.*'std'.*got "):
+    with pytest.raises(ValueError, match=r"number of at least 0, inf, .*'l2'.*'std'.*got "):
         norms.measure(order)
     with pytest.raises(ValueError, match=r"ClipNorm: ord must be.*'l2'"):
         ClipNorm(1.0, order)

@@ -202,9 +202,9 @@ def test_target_and_name_are_keyword_only():
 
 def test_a_tensor_is_as_good_as_a_number():
     assert ClipNorm(torch.tensor(1.0)).max_norm == 1
-    with pytest.raises(ValueError, match=r"ClipNorm: max_norm must be a number at least 0, got"):
+    with pytest.raises(ValueError, match=r"ClipNorm: max_norm must be a number of at least 0, got"):
         ClipNorm(torch.tensor(-1.0))
-    with pytest.raises(TypeError, match="ClipNorm: max_norm must be a number at least 0, got"):
+    with pytest.raises(TypeError, match="ClipNorm: max_norm must be a number of at least 0, got"):
         ClipNorm(torch.ones(2))
 
 

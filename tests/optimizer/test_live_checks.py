@@ -35,12 +35,12 @@ def stepped(*links: Any, **settings: Any) -> tuple[list[Parameter], Modular]:
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
-        ("lr", -1.0, "group 1: LR: lr must be a number at least 0, got -1.0"),
-        ("lr", math.nan, "group 1: LR: lr must be a number at least 0, got nan"),
-        ("lr", "0.1", "group 1: LR: lr must be a number at least 0, got '0.1'"),
+        ("lr", -1.0, "group 1: LR: lr must be a number of at least 0, got -1.0"),
+        ("lr", math.nan, "group 1: LR: lr must be a number of at least 0, got nan"),
+        ("lr", "0.1", "group 1: LR: lr must be a number of at least 0, got '0.1'"),
         ("lr", None, "group 1: LR: lr must be a number"),
-        ("lr", torch.tensor(-1.0), "group 1: LR: lr must be a number at least 0"),
-        ("max_norm", -1.0, "group 1: ClipNorm: max_norm must be a number at least 0, got -1.0"),
+        ("lr", torch.tensor(-1.0), "group 1: LR: lr must be a number of at least 0"),
+        ("max_norm", -1.0, "group 1: ClipNorm: max_norm must be a number of at least 0, got -1.0"),
         ("momentum", -2.0, "group 1: Momentum: momentum must be"),
     ],
 )
@@ -96,7 +96,7 @@ def test_a_list_that_changes_before_the_step_reads_it_is_checked() -> None:
     opt.param_groups[1]["betas"] = [0.9, 0.99]
     opt.param_groups[1]["betas"][0] = 5.0
     give(params)
-    with pytest.raises(ValueError, match="group 1: Adam: betas must be 2 numbers, each at least 0"):
+    with pytest.raises(ValueError, match="group 1: Adam: betas must be 2 numbers, each of at least 0"):
         opt.step()
     assert all(map(torch.equal, params, before))
 

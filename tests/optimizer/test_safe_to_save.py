@@ -140,7 +140,7 @@ def test_a_handle_looks_at_the_state_of_its_optimizer() -> None:
 
 @at_once("steps", [-1, 1.5, True, "10"])
 def test_steps_are_a_number_of_steps(steps: object) -> None:
-    with pytest.raises(ValueError, match="steps must be an integer at least 0, got"):
+    with pytest.raises(ValueError, match="steps must be an integer of at least 0, got"):
         Modular([param(1.0)], LR(0.1)).safe_to_save(steps)  # type: ignore[arg-type]
 
 

@@ -263,11 +263,11 @@ MUTATIONS: dict[str, tuple[Callable[[Any, str], None], str]] = {
     "NaN: several": (put(state, number=spoil, whole=spoil), " of parameter 1 and 1 more: load"),
     "NaN: a live value": (
         put(group, mul=math.nan),
-        "mul must be a number at least 1 or N",
+        "mul must be a number of at least 1 or N",
     ),
     "a live value out of bounds": (
         put(group, mul=0.5),
-        "mul must be a number at least 1 or N",
+        "mul must be a number of at least 1 or N",
     ),
     "a live value of words": (put(group, mul="x"), "ClipNormGrowth: mul must be a number"),
     "a float for a tensor": (put(state, whole=1.0), "has 1.0 for"),

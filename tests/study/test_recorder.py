@@ -614,9 +614,9 @@ def test_a_copy_of_the_optimizer_is_not_recorded(duplicate):
 @pytest.mark.parametrize(
     ("given", "error", "sentence"),
     [
-        ({"capacity": 1}, ValueError, "capacity must be an integer at least 2, got 1"),
-        ({"every": 0}, ValueError, "every must be an integer at least 1, got 0"),
-        ({"every": 1.5}, ValueError, "every must be an integer at least 1, got 1.5"),
+        ({"capacity": 1}, ValueError, "capacity must be an integer of at least 2, got 1"),
+        ({"every": 0}, ValueError, "every must be an integer of at least 1, got 0"),
+        ({"every": 1.5}, ValueError, "every must be an integer of at least 1, got 1.5"),
         ({"callback": 3}, TypeError, "callback must be a function or None, got 3"),
     ],
 )

@@ -379,7 +379,7 @@ WRONG = {
     "ClipNorm(" * 500: "a rule must be Python code such as",
     "\ud800": "a rule must be Python code such as",
     "ZClip()\0": "a rule must be Python code such as",
-    "ClipNorm(nan)": "max_norm must be a number at least 0, got nan",
+    "ClipNorm(nan)": "max_norm must be a number of at least 0, got nan",
 }
 
 

@@ -208,8 +208,8 @@ class Attached(Clipper):
             contents = "has" if has_after else "lacks"
             call = "without" if has_after else "with"
             raise ValueError(
-                f"load_state_dict: the checkpoint {contents} state for the argument after= of "
-                f"attach, but attach was called {call} after=. Pass the same arguments to "
+                f"load_state_dict: the checkpoint {contents} the state of averaged weights, but "
+                f"attach was called {call} the argument after=. Pass the same arguments to "
                 "attach as in the run that saved the checkpoint"
             )
         if self.after is not None:

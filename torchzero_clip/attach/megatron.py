@@ -128,8 +128,8 @@ def _check_names(names: Mapping[str, str], links: list[Link], rounding: str | No
         if key not in known:
             advice = hint(key, known) or f"; they have {known}"
             raise ValueError(
-                f"megatron_entry: names= has the key {key!r}, but no transform keeps state of "
-                f"this name for single parameters{advice}"
+                f"megatron_entry: names= has the key {key!r}, but no transform has "
+                f"per-parameter state with this name{advice}"
             )
 
 

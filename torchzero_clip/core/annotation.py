@@ -129,7 +129,7 @@ def read(cls: type, name: str, hint: Any) -> tuple[bool, Allowed | None]:
     unread = isinstance(hint, str) and NAMES.search(hint)
     if unread or (live and any([hasattr(x, "__forward_arg__") for x in inside])):
         raise TypeError(
-            f"{field} cannot be evaluated, got {hint}: import or define all names of the "
+            f"{field}, {hint}, cannot be evaluated: import or define all names in the "
             "annotation at the top of the module, not only under TYPE_CHECKING"
         )
     if not live and any([x is MARK for x in inside]):

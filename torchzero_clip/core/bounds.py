@@ -41,7 +41,8 @@ class Within:
 
     def __str__(self) -> str:
         bounds = [(name, x) for name, x in asdict(self).items() if x is not None]
-        return " and ".join([f"{name.replace('_', ' ')} {x:g}" for name, x in bounds])
+        text = " and ".join([f"{name.replace('_', ' ')} {x:g}" for name, x in bounds])
+        return f"of {text}" if text.startswith("at ") else text
 
 
 Finite = Annotated[float, Within(above=-math.inf, below=math.inf)]

@@ -101,7 +101,7 @@ class NormRule(Transform):
         if tensors.measure is None:
             raise ValueError(
                 f"{type(self).__name__}.measure: tensors= must be a TensorList that was "
-                'computed from group["params"] or group["grads"] inside the method limit'
+                'computed from group["params"] or group["grads"] inside limit()'
             )
         return tensors.measure(tensors)
 

@@ -36,8 +36,9 @@ def captured(opt: M) -> M:
     params = params_of(opt)
     if opt.process_group is not None or any(map(is_sharded, params)):
         raise ValueError(
-            "captured: sharded parameters and process_group are not supported, because such steps "
-            "communicate with other ranks: use compile=True without captured"
+            "captured: sharded parameters and process_group are not supported, because a step "
+            "that communicates with other ranks cannot be captured: use compile=True "
+            "without captured"
         )
     opt.engine.capture({p.device for p in params})
     return opt

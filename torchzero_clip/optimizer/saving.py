@@ -101,7 +101,7 @@ def safe_to_save(optimizer: Any, steps: int, more: Mapping[Any, Any]) -> bool:
         more: The state of another optimizer. It must be finite too.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise ValueError(f"safe_to_save: steps must be an integer at least 0, got {steps!r}")
+        raise ValueError(f"safe_to_save: steps must be an integer of at least 0, got {steps!r}")
     guards = {f"{link.path}/{SINCE}" for link in optimizer.keys.links if link.is_guard}
     tensors = list(_tensors_to_check(optimizer, more, guards))
     flags = [x >= steps for key, x in tensors if key in guards]

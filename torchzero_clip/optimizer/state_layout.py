@@ -251,8 +251,8 @@ def check_count(where: str, key: str, value: Any) -> None:
     if isinstance(one, (int, float)) and 0 <= one < 2**63 and one % 1 == 0:
         return
     raise ValueError(
-        f"the checkpoint has {one!r} for {key!r} of {where}, but this value must be an "
-        "integer at least 0"
+        f"the value {key!r} of {where} in the checkpoint must be an integer of at least 0, "
+        f"got {one!r}"
     )
 
 

@@ -54,11 +54,11 @@ def check_numbers(options: dict[str, Any]) -> None:
     for name, value in options.items():
         if name == "sigmas":
             is_valid = type(value) in (int, float) and value >= 0
-            need(is_valid, f"sigmas must be a number at least 0, got {value!r}")
+            need(is_valid, f"sigmas must be a number of at least 0, got {value!r}")
         else:
             least = 2 if name == "window" else 1
             is_valid = type(value) is int and value >= least
-            need(is_valid, f"{name} must be an integer at least {least}, got {value!r}")
+            need(is_valid, f"{name} must be an integer of at least {least}, got {value!r}")
     every = options["every"]
     check = options["check"]
     message = (

@@ -50,7 +50,7 @@ def norm(xs: Vector, ord: Order = 2) -> Real:
     if p not in STATISTICS and (isinstance(p, str) or not p >= 0):
         accepted = ", ".join([*map(str, POWERS), *STATISTICS])
         raise ValueError(
-            f"norm: ord must be a number at least 0, inf, or one of {accepted}, got {ord!r}"
+            f"norm: ord must be a number of at least 0, inf, or one of {accepted}, got {ord!r}"
         )
     sizes = [abs(x) for x in xs]
     if p == 0:

@@ -83,7 +83,7 @@ class Recorder:
         for name, value, least in (("capacity", capacity, 2), ("every", every, 1)):
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(
-                    f"Recorder: {name} must be an integer at least {least}, got {value!r}"
+                    f"Recorder: {name} must be an integer of at least {least}, got {value!r}"
                 )
         if callback is not None and not callable(callback):
             raise TypeError(f"Recorder: callback must be a function or None, got {callback!r}")

@@ -77,10 +77,10 @@ ROWS = [
         bad=[
             *at_least("coefficient", 0),
             *BAD_SLICES,
-            *number("bounds", (-1.0, 1.0), (0.0, nan), words="2 numbers, each at least 0"),
-            *number("bounds", (None, 1.0), error=TypeError, words="2 numbers, each at least 0"),
-            ({"bounds": (1.0,)}, ValueError, "bounds must be 2 numbers, each at least 0"),
-            ({"bounds": 1.0}, TypeError, "bounds must be 2 numbers, each at least 0"),
+            *number("bounds", (-1.0, 1.0), (0.0, nan), words="2 numbers, each of at least 0"),
+            *number("bounds", (None, 1.0), error=TypeError, words="2 numbers, each of at least 0"),
+            ({"bounds": (1.0,)}, ValueError, "bounds must be 2 numbers, each of at least 0"),
+            ({"bounds": 1.0}, TypeError, "bounds must be 2 numbers, each of at least 0"),
             (
                 {"bounds": (2.0, 1.0)},
                 ValueError,
@@ -173,8 +173,12 @@ ROWS = [
             ({"criterion": "ZStat"}, TypeError, "criterion must be a Criterion, got 'ZStat'"),
             ({"criterion": ClipNorm(1)}, TypeError, "criterion must be a Criterion, got ClipNorm"),
             ({"observe": "both"}, ValueError, "observe must be 'clipped', 'raw' or None, got 'bot"),
-            ({"warmup_steps": 1}, ValueError, "warmup_steps must be an integer at least 2, got 1"),
-            ({"warmup_steps": 2.0}, TypeError, "warmup_steps must be an integer at least 2"),
+            (
+                {"warmup_steps": 1},
+                ValueError,
+                "warmup_steps must be an integer of at least 2, got 1",
+            ),
+            ({"warmup_steps": 2.0}, TypeError, "warmup_steps must be an integer of at least 2"),
             ({"warmup": ClipNormGrowth()}, ValueError, "warmup must be None or a transform"),
             ({"warmup": Normalize()}, ValueError, "warmup must be None or a transform that"),
             (
@@ -201,7 +205,7 @@ ROWS = [
         bad=[
             ({"mode": "median"}, ValueError, "mode must be one of ['auto', 'percentile'], got 'me"),
             ({"history": "all"}, ValueError, "history must be one of ['window', 'ema'], got 'all'"),
-            *number("percentile", -1, 101, nan, words="a number at least 0 and at most 100"),
+            *number("percentile", -1, 101, nan, words="a number of at least 0 and at most 100"),
             *steps("window_size", 1),
             *steps("warmup_steps", 0),
             *share("ema_decay"),
@@ -223,7 +227,11 @@ ROWS = [
             *share("alpha"),
             *number("z_thresh", 0.0, -1, nan, words="a number above 0"),
             *at_least("max_norm", 0, optional=True),
-            ({"warmup_steps": 1}, ValueError, "warmup_steps must be an integer at least 2, got 1"),
+            (
+                {"warmup_steps": 1},
+                ValueError,
+                "warmup_steps must be an integer of at least 2, got 1",
+            ),
             (
                 {"mode": "auto"},
                 ValueError,
@@ -250,8 +258,8 @@ ROWS = [
             *number("threshold", 0, -1.0, nan, words="a number above 0"),
             *share("beta", optional=True),
             *steps("wait", 0),
-            *number("every", 0, -1, words="an integer at least 1 or None"),
-            *number("every", 1.5, "3", error=TypeError, words="an integer at least 1 or None"),
+            *number("every", 0, -1, words="an integer of at least 1 or None"),
+            *number("every", 1.5, "3", error=TypeError, words="an integer of at least 1 or None"),
         ],
         loose={"1e9": lambda: SpikeClip(1e9)},
         memory="guarded",

@@ -77,7 +77,7 @@ ROWS = [
         ),
         bad=[
             *steps("k", 1),
-            *number("alpha", -0.1, 1.1, words="a number at least 0 and at most 1"),
+            *number("alpha", -0.1, 1.1, words="a number of at least 0 and at most 1"),
             ({"start": "zero"}, ValueError, "start must be one of ['weights', 'sync'], got 'zero'"),
             *STEPS,
         ],
@@ -98,8 +98,8 @@ ROWS = [
         ),
         bad=[
             *number("beta", 0.0, 1.0, words="a number above 0 and below 1 or None"),
-            *number("r", -1.0, words="a number at least 0"),
-            *number("weight_lr_power", -1.0, words="a number at least 0"),
+            *number("r", -1.0, words="a number of at least 0"),
+            *number("weight_lr_power", -1.0, words="a number of at least 0"),
             *STEPS,
         ],
         memory="free",

@@ -107,7 +107,7 @@ ROWS = [
         args={"max_norm": 1.0},
         bad=[
             *at_least("max_norm", 0),
-            *number("delta", -0.1, 1.1, nan, words="a number at least 0 and at most 1"),
+            *number("delta", -0.1, 1.1, nan, words="a number of at least 0 and at most 1"),
             *BAD_ORD,
             *BAD_SLICES,
         ],
@@ -168,9 +168,9 @@ ROWS = [
         },
         args={"percentile": 50.0},
         bad=[
-            *number("percentile", -1, 100.5, nan, words="a number at least 0 and at most 100"),
+            *number("percentile", -1, 100.5, nan, words="a number of at least 0 and at most 100"),
             *number(
-                "percentile", "50", error=TypeError, words="a number at least 0 and at most 100"
+                "percentile", "50", error=TypeError, words="a number of at least 0 and at most 100"
             ),
             ({"dim": "layer"}, ValueError, "dim must be one of [None, 'global'], got 'layer'"),
             ({"dim": 0}, ValueError, "dim must be one of [None, 'global'], got 0"),

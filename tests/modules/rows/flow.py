@@ -338,8 +338,16 @@ ROWS = [
         good={"zero": lambda: Guard("zero")},
         bad=[
             ({"on_nonfinite": "stop"}, ValueError, "on_nonfinite must be one of ['skip', 'zero', "),
-            ({"max_consecutive": 0}, ValueError, "max_consecutive must be an integer at least 1"),
-            ({"max_consecutive": 1.5}, TypeError, "max_consecutive must be an integer at least 1"),
+            (
+                {"max_consecutive": 0},
+                ValueError,
+                "max_consecutive must be an integer of at least 1",
+            ),
+            (
+                {"max_consecutive": 1.5},
+                TypeError,
+                "max_consecutive must be an integer of at least 1",
+            ),
         ],
         loose={"zero": lambda: Guard("zero"), "skip": Guard},
         nonfinite="hidden",
@@ -375,7 +383,11 @@ ROWS = [
         args={"max_norm": 1.0},
         bad=[
             *at_least("max_norm", 0),
-            ({"max_consecutive": 0}, ValueError, "max_consecutive must be an integer at least 1"),
+            (
+                {"max_consecutive": 0},
+                ValueError,
+                "max_consecutive must be an integer of at least 1",
+            ),
         ],
         loose={"inf": lambda: SkipLarge(inf)},
         memory="guarded",
@@ -388,12 +400,16 @@ ROWS = [
         good={"new": SkipSpike, "soon": lambda: SkipSpike(window=4, least=2, sigmas=1.0)},
         bad=[
             *at_least("sigmas", 0),
-            ({"window": 1}, ValueError, "window must be an integer at least 2"),
-            ({"least": 1}, ValueError, "least must be an integer at least 2 and at most 128"),
-            ({"least": 129}, ValueError, "least must be an integer at least 2 and at most 128"),
-            ({"patience": -1}, ValueError, "patience must be an integer at least 0"),
+            ({"window": 1}, ValueError, "window must be an integer of at least 2"),
+            ({"least": 1}, ValueError, "least must be an integer of at least 2 and at most 128"),
+            ({"least": 129}, ValueError, "least must be an integer of at least 2 and at most 128"),
+            ({"patience": -1}, ValueError, "patience must be an integer of at least 0"),
             ({"keep_skipped": 1}, TypeError, "keep_skipped must be True or False"),
-            ({"max_consecutive": 0}, ValueError, "max_consecutive must be an integer at least 1"),
+            (
+                {"max_consecutive": 0},
+                ValueError,
+                "max_consecutive must be an integer of at least 1",
+            ),
         ],
         loose={"inf": lambda: SkipSpike(sigmas=inf)},
         memory="guarded",

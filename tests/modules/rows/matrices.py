@@ -65,8 +65,8 @@ ROWS = [
             "layout": lambda: Orthogonalize(layout=halves),
         },
         bad=[
-            *number("steps", 0, words="an integer at least 1 or None"),
-            *number("steps", 2.5, error=TypeError, words="an integer at least 1 or None"),
+            *number("steps", 0, words="an integer of at least 1 or None"),
+            *number("steps", 2.5, error=TypeError, words="an integer of at least 1 or None"),
             *at_least("eps", 0),
             ({"coefficients": (nan, 0.0, 0.0)}, ValueError, "coefficients must be one of ['quin"),
             ({"coefficients": (1.0, 2.0)}, ValueError, "3 numbers, or 3 numbers for each step"),
@@ -131,7 +131,7 @@ ROWS = [
         bad=[
             *number("share", 0.0, -0.5, 1.5, nan, words="a number above 0 and at most 1"),
             *number("share", None, "1", error=TypeError, words="a number above 0 and at most 1"),
-            *number("error", -0.1, 1.5, nan, words="a number at least 0 and at most 1"),
+            *number("error", -0.1, 1.5, nan, words="a number of at least 0 and at most 1"),
             (
                 {"lines": "columns"},
                 ValueError,
@@ -262,10 +262,10 @@ ROWS = [
         },
         bad=[
             *share("beta"),
-            *number("precond_lr", -0.1, 1.5, nan, words="a number at least 0 and at most 1"),
-            *number("every", 0, -7, words="an integer at least 1 or None"),
+            *number("precond_lr", -0.1, 1.5, nan, words="a number of at least 0 and at most 1"),
+            *number("every", 0, -7, words="an integer of at least 1 or None"),
             *number(
-                "every", 2.0, "3", True, error=TypeError, words="an integer at least 1 or None"
+                "every", 2.0, "3", True, error=TypeError, words="an integer of at least 1 or None"
             ),
             *steps("max_dim", 0),
             *number("initial", 0.0, -1.0, nan, words="a number above 0"),

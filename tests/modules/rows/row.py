@@ -141,7 +141,7 @@ def number(name: str, *values: Any, error: type[Exception] = ValueError, words: 
 
 def at_least(name: str, bound: float, optional: bool = False) -> list[Bad]:
     """Return the rows of `bad` for an argument that must be at least `bound`."""
-    words = f"a number at least {bound:g}" + (" or None" if optional else "")
+    words = f"a number of at least {bound:g}" + (" or None" if optional else "")
     wrong = ["1", True, (1.0, 2.0)] + ([] if optional else [None])
     return [
         *number(name, bound - 0.5, -inf, nan, words=words),
@@ -152,7 +152,7 @@ def at_least(name: str, bound: float, optional: bool = False) -> list[Bad]:
 
 def steps(name: str, bound: int) -> list[Bad]:
     """Return the rows of `bad` for a number of steps."""
-    words = f"an integer at least {bound}"
+    words = f"an integer of at least {bound}"
     return [
         *number(name, bound - 1, -7, words=words),
         *number(name, bound + 1.0, "3", None, True, error=TypeError, words=words),
@@ -161,7 +161,7 @@ def steps(name: str, bound: int) -> list[Bad]:
 
 def share(name: str, optional: bool = False) -> list[Bad]:
     """Return the rows of `bad` for a β, which must be in [0, 1)."""
-    words = "a number at least 0 and below 1" + " or None" * optional
+    words = "a number of at least 0 and below 1" + " or None" * optional
     return [
         *number(name, 1.0, 1, 1.5, -0.1, nan, inf, words=words),
         *number(name, "0.9", True, (0.5, 0.5), error=TypeError, words=words),
@@ -171,7 +171,7 @@ def share(name: str, optional: bool = False) -> list[Bad]:
 
 def shares(name: str) -> list[Bad]:
     """Return the rows of `bad` for a pair of β."""
-    words = "2 numbers, each at least 0 and below 1"
+    words = "2 numbers, each of at least 0 and below 1"
     return [
         *number(name, (0.9, 1.0), (-0.1, 0.9), (nan, 0.9), words=words),
         *number(name, ("0.9", 0.9), (None, 0.9), error=TypeError, words=words),
@@ -196,8 +196,8 @@ BAD_SLICES: list[Bad] = [
     *BAD_DIM,
     ({"inverse_dims": True}, ValueError, "inverse_dims=True requires dim to be an int or a"),
     ({"dim": "global", "inverse_dims": True}, ValueError, "a sequence of ints, got dim='global'"),
-    *number("min_size", -1, words="an integer at least 0"),
-    *number("min_size", 1.5, None, error=TypeError, words="an integer at least 0"),
+    *number("min_size", -1, words="an integer of at least 0"),
+    *number("min_size", 1.5, None, error=TypeError, words="an integer of at least 0"),
 ]
 
 
@@ -205,7 +205,7 @@ BAD_ORD: list[Bad] = [
     (
         {"ord": order},
         ValueError,
-        f"ord must be a number at least 0, inf, or one of ['l0', 'l1', {rest}",
+        f"ord must be a number of at least 0, inf, or one of ['l0', 'l1', {rest}",
     )
     for order, rest in (
         ("l5", "'l2', 'l3', 'l4', 'linf', 'mad', 'rms', 'std', 'var', 'sum'], got 'l5'"),

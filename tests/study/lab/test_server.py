@@ -123,7 +123,7 @@ def test_a_dropped_file_is_the_run(server: LabServer) -> None:
         ({"text": "__import__('os').system('true')"}, "as in ZClip(max_norm=None), got"),
         ({"text": "ClipNorm(max_norm=2 * 3)"}, "ZClip(max_norm=None), got 2 * 3\n"),
         ({"text": "ClipNorm([-x, 1])"}, "ZClip(max_norm=None), got -x\n"),
-        ({"text": "ClipNorm(-1.0)"}, "max_norm must be a number at least 0, got -1.0"),
+        ({"text": "ClipNorm(-1.0)"}, "max_norm must be a number of at least 0, got -1.0"),
         ({"text": "TrustRatio()"}, ""),
         ({}, "'text' must be a string of at most 10000 characters, got nothing"),
         ({**RULE, "path": ["max_norm"], "value": "x"}, "the value must be a number, got 'x'"),

@@ -59,7 +59,9 @@ def audit_update_command(arguments: Sequence[str]) -> Iterator[str]:
 def _pattern_and_kind(text: str) -> tuple[str, str]:
     pattern, equals, kind = text.rpartition("=")
     if not equals:
-        raise ValueError(f'--expect needs a pattern and a kind, such as "*=sign", got {text!r}')
+        raise ValueError(
+            f'--expect must have the form PATTERN=KIND, such as "*=sign", got {text!r}'
+        )
     return pattern, kind
 
 

@@ -75,7 +75,9 @@ def measure(order: Ord) -> Measure:
     if isinstance(order, (int, float)) and not isinstance(order, bool) and order >= 0 and finite:
         ends = {0: NAMED["l0"], math.inf: NAMED["linf"]}
         return ends.get(order) or Measure("power", float(order))
-    raise ValueError(f"must be a number at least 0, inf, or one of {list(NAMED)}, got {got(order)}")
+    raise ValueError(
+        f"must be a number of at least 0, inf, or one of {list(NAMED)}, got {got(order)}"
+    )
 
 
 def merge(stats: Tensor, counts: Tensor | None, m: Measure) -> Tensor:

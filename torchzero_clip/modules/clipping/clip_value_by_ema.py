@@ -58,8 +58,8 @@ class ClipValueByEMA(Transform):
         if dropping(tfm):
             raise ValueError(
                 "ClipValueByEMA: ema_tfm must return a value for every parameter in every "
-                f"step, got {tfm!r}: put Freeze, Accumulate, guards and transforms with "
-                'target="grad" before ClipValueByEMA, not into ema_tfm='
+                f"step, got {tfm!r}: put guards, Freeze, Accumulate, and all transforms "
+                'with target="grad", before ClipValueByEMA'
             )
 
     def init(self, param: Tensor) -> dict[str, Tensor]:

@@ -82,6 +82,6 @@ def check_keeps(rule: Transform, name: str, tfm: Transform) -> None:
     if dropping(tfm):
         raise ValueError(
             f"{type(rule).__name__}: {name} must return an update for every parameter in "
-            f"every step, got {getattr(rule, name)!r}: put Freeze, Accumulate, guards and "
-            f'transforms with target="grad" before {type(rule).__name__}, not into {name}='
+            f"every step, got {getattr(rule, name)!r}: put guards, Freeze, Accumulate, "
+            f'and all transforms with target="grad", before {type(rule).__name__}'
         )
