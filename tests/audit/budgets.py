@@ -37,7 +37,7 @@ HEADS = f"{'family':<40}{'calls':>10}{'bfloat16':>10}{'MiB':>10}{'compiled':>10}
 IN = "    "  # before the members of a family
 COMPILED = {"compile": True}
 REPEATED = 4  # steps, of which the last two are replays where a chain is replayed
-OF_MATRICES = ("muo", "nanochat", "dion", "polar", "scion")
+OF_MATRICES = ("muo", "nanochat", "dion", "polar", "scion", "kimi", "glm")
 MATRICES = [name for name in NAMES if any(part in name for part in OF_MATRICES)]
 
 

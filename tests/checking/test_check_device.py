@@ -223,7 +223,7 @@ def test_a_step_that_reads_a_value_is_found_on_the_simulated_gpu() -> None:
     (result,) = chain_checks.simulated_checks(case)
     assert result.verdict == "FAILED"
     assert "test_check_device.py:" in result.why
-    assert "the host reads a value" in result.why
+    assert "copies a value to the CPU" in result.why
 
 
 def test_a_kernel_that_is_not_used_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

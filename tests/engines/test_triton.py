@@ -409,7 +409,7 @@ def test_launches_on_tensors_without_values_are_counted_and_looked_at() -> None:
     launches.launch(launches.JOINED, 3, parts, layout, 3, out, CHUNK, POWER=2)
     assert launches.LAUNCHES["joined"] == before + 1
     for wrong, said in (
-        ((parts, parts, 3, out, CHUNK), "as layout, got torch.float64"),
+        ((parts, parts, 3, out, CHUNK), "layout must be a contiguous .*, got torch.float64"),
         ((parts, layout, 3.0, out, CHUNK), "i32 as count, got 3.0"),
         ((parts, layout, 2**31, out, CHUNK), "i32 as count, got 2147483648"),
         ((parts[::2], layout, 3, out, CHUNK), r"contiguous \*fp64 as parts"),

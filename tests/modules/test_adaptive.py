@@ -651,7 +651,7 @@ def test_a_criterion_of_ones_own_needs_three_methods():
 @pytest.mark.parametrize("method", ["init_unit", "limit", "observe"])
 def test_a_criterion_without_a_method_says_which(method):
     cls = type("Partial", (Criterion,), {})
-    with pytest.raises(NotImplementedError, match=f"Partial has no {method}"):
+    with pytest.raises(NotImplementedError, match=f"Partial must define {method}"):
         getattr(cls(), method)(*[None] * (0 if method == "init_unit" else 3))
 
 

@@ -462,7 +462,8 @@ def test_graft_moves_as_far_as_the_one_and_remembers_both() -> None:
 
 
 def test_graft_does_not_hide_a_size_that_is_infinite() -> None:
-    (out,) = outputs(Graft(Scale(inf), Sign()), [1.0, 2.0])
+    grad = torch.tensor([1e300, 2.0], dtype=torch.float64)
+    (out,) = outputs(Graft(Scale(1e300), Sign()), grad)
     assert out.isnan().all()
 
 

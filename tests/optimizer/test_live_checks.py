@@ -96,7 +96,9 @@ def test_a_list_that_changes_before_the_step_reads_it_is_checked() -> None:
     opt.param_groups[1]["betas"] = [0.9, 0.99]
     opt.param_groups[1]["betas"][0] = 5.0
     give(params)
-    with pytest.raises(ValueError, match="group 1: Adam: betas must be 2 numbers, each of at least 0"):
+    with pytest.raises(
+        ValueError, match="group 1: Adam: betas must be 2 numbers, each of at least 0"
+    ):
         opt.step()
     assert all(map(torch.equal, params, before))
 

@@ -158,7 +158,7 @@ def unwarned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_chain_over_half_precision_warns_once_where_nobody_chose() -> None:
-    with pytest.warns(UserWarning, match=r"updates are lost .*rounding='exact' .*'nearest' to"):
+    with pytest.warns(UserWarning, match=r"updates are lost .*rounding='exact', .*'nearest' to"):
         Modular(model(), LR(0.1))
     Modular(model(), LR(0.1))  # once a process
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import re
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from torch import Tensor
 
 from torchzero_clip.core.argument_values import is_row
+from torchzero_clip.core.torch_private import cached
 
 LayoutEntry: TypeAlias = "str | Sequence[int | tuple[str, int]]"
 """The matrices of one parameter: a pattern, or a list of row counts and (pattern, size) pairs."""
@@ -74,7 +74,7 @@ def heads(*counts: int, size: int | Sequence[int]) -> list[tuple[str, int]]:
     return parts
 
 
-@functools.lru_cache(maxsize=1024)
+@cached
 def parsed(text: str) -> Pattern:
     """Return a pattern from its text, or raise ValueError with the reason."""
     left_text, arrow, rest = text.partition("->")

@@ -18,6 +18,7 @@ from torch import Tensor
 from torchzero_clip.core.layout_patterns import axis_sizes, parsed, parts_of
 from torchzero_clip.core.names import by_name, check_patterns
 from torchzero_clip.core.sharding.layout import layout_of
+from torchzero_clip.core.torch_private import cached
 
 NormKind: TypeAlias = Literal["row", "column", "longer", "matrix"]
 """What a norm covers: a row of a matrix, a column, the longer of both, or the whole matrix."""
@@ -43,28 +44,28 @@ class Cut:
     row_axes: tuple[int, ...]
     column_axes: tuple[int, ...]
 
-    @functools.cached_property
+    @property
     def flat(self) -> list[int]:
         """The sizes of all axes."""
         return [n for sizes in self.axes for n in sizes]
 
-    @functools.cached_property
+    @property
     def rows(self) -> int:
         """The number of rows of a matrix."""
         return math.prod([self.flat[a] for a in self.row_axes])
 
-    @functools.cached_property
+    @property
     def columns(self) -> int:
         """The number of columns of a matrix."""
         return math.prod([self.flat[a] for a in self.column_axes])
 
-    @functools.cached_property
+    @property
     def count(self) -> int:
         """The number of matrices."""
         inside = {*self.row_axes, *self.column_axes}
         return math.prod([n for a, n in enumerate(self.flat) if a not in inside])
 
-    @functools.cached_property
+    @property
     def in_order(self) -> bool:
         """Whether the matrices have the order of the parameter's elements."""
         long = [a for a in self.order if self.flat[a] != 1]
@@ -118,12 +119,12 @@ class LogicalMatrices:
     shape: tuple[int, ...]
     cuts: tuple[Cut, ...]
 
-    @functools.cached_property
+    @property
     def places(self) -> list[tuple[int, int]]:
         """For each matrix, the index of its cut, and its index in this cut."""
         return [(c, k) for c, cut in enumerate(self.cuts) for k in range(cut.count)]
 
-    @functools.cached_property
+    @property
     def sizes(self) -> list[tuple[int, int]]:
         """The rows and columns of each matrix."""
         return [(cut.rows, cut.columns) for cut in self.cuts for _ in range(cut.count)]
@@ -184,29 +185,29 @@ class Grid:
     matrices: LogicalMatrices
     along: tuple[tuple[int, ...], ...]
 
-    @functools.cached_property
+    @property
     def view(self) -> tuple[int, ...]:
         """The shape of the parameter after the splits."""
         return tuple([n for sizes in self.splits for n in sizes])
 
-    @functools.cached_property
+    @property
     def is_split(self) -> bool:
         """Whether a dim of the parameter is split."""
         return len(self.view) > len(self.splits)
 
-    @functools.cached_property
+    @property
     def is_finer(self) -> bool:
         """Whether a norm covers several slices."""
         forms = [(cut.count, cut.rows, cut.columns) for cut in self.matrices.cuts]
         pairs = zip(forms, self.along, strict=True)
         return any([form[d] != 1 for form, dims in pairs for d in dims])
 
-    @functools.cached_property
+    @property
     def is_fused(self) -> bool:
         """Whether the rows or matrices may be scattered in the memory of a fused parameter."""
         return len(self.source.cuts) > 1 or not self.source.cuts[0].in_order
 
-    @functools.cached_property
+    @property
     def has_columns(self) -> bool:
         """Whether a norm covers a column, which is scattered in the memory of any parameter."""
         return (1,) in self.along
@@ -238,7 +239,7 @@ class Grid:
             results.append(of_units.expand(stack.shape))
         return self.matrices.back(results).reshape(-1)
 
-    @functools.cached_property
+    @property
     def norms(self) -> list[tuple[int, int, int]]:
         """For each cut, the number of matrices, and of the norms along their rows and columns."""
         coarse = grid(self.source, self.kind).matrices
@@ -249,7 +250,7 @@ class Grid:
             for form, dims in pairs
         ]
 
-    @functools.cached_property
+    @property
     def _is_sorted(self) -> bool:
         """Whether slices are norms, in the order of the matrices."""
         return not self.is_finer and all([cut.in_order for cut in self.source.cuts])
@@ -464,7 +465,7 @@ def whole_matrix(shape: Sequence[int]) -> LogicalMatrices:
     return _whole(tuple(shape))
 
 
-@functools.lru_cache(maxsize=4096)
+@cached
 def _whole(shape: tuple[int, ...]) -> LogicalMatrices:
     cut = _cut_of_rows(0, 1, shape) if shape else Cut(0, (), (), (), (), ())
     return LogicalMatrices(shape, (cut,))
@@ -481,7 +482,7 @@ def _fitted(whose: str, entry: Any, name: str, shape: tuple[int, ...]) -> Logica
         ) from None
 
 
-@functools.lru_cache(maxsize=4096)
+@cached
 def _cut(
     parts: tuple[tuple[str | None, int | None], ...], shape: tuple[int, ...]
 ) -> LogicalMatrices:

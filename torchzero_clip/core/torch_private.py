@@ -9,7 +9,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache, partial, wraps
 from typing import Any, TypeVar, cast
 
 import torch
@@ -76,6 +76,8 @@ WITHOUT = {
 }
 """For some names, what the library does if a version of torch does not have the name."""
 
+RESULTS_KEPT = 4096
+"""The largest number of results that a function with `cached` keeps."""
 RUN = ["kernel_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook", "args"]
 """The parameters of `CompiledKernel.run` after the grid, the stream and the function."""
 
@@ -128,6 +130,17 @@ def has_foreach(name: str) -> bool:
 def clones(tensors: list[Tensor]) -> list[Tensor]:
     """Return copies of tensors."""
     return list(foreach("clone", tensors)) if has_foreach("clone") else [t.clone() for t in tensors]
+
+
+def cached(function: F) -> F:
+    """Keep the last results of a function. `torch.compile` traces the function instead."""
+    keeper = lru_cache(RESULTS_KEPT)(function)
+
+    @wraps(function)
+    def result(*args: Any) -> Any:
+        return function(*args) if torch.compiler.is_compiling() else keeper(*args)
+
+    return cast(F, result)
 
 
 def traced(function: F) -> F:

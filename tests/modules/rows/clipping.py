@@ -314,7 +314,7 @@ ROWS = [
             (
                 {"ema_tfm": Chain(Scale(2.0, target="grad"))},
                 ValueError,
-                "put Freeze, Accumulate, guards and transforms with",
+                "put guards, Freeze, Accumulate, and all transforms",
             ),
         ],
         memory="guarded",

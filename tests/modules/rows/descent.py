@@ -345,7 +345,7 @@ ROWS = [
             "strict": lambda: Chain(Adafactor(-0.5, (0.1, 0.3), 1.2), LR(0.5)),
         },
         bad=[
-            *number("beta2_decay", 0.5, nan, words="a number at most 0"),
+            *number("beta2_decay", 0.5, nan, words="a number of at most 0"),
             *at_least("d", 1),
             (
                 {"eps": (-1.0, 0.1)},
@@ -357,7 +357,11 @@ ROWS = [
                 ValueError,
                 "Adafactor: the second value of eps must be a number, got",
             ),
-            ({"eps": None}, TypeError, "eps must be 2 numbers, each of at least 0 or None, got None"),
+            (
+                {"eps": None},
+                TypeError,
+                "eps must be 2 numbers, each of at least 0 or None, got None",
+            ),
         ],
         scope={"default": "slices", "strict": "slices"},
         complex="refuses",
@@ -493,8 +497,8 @@ ROWS = [
         },
         bad=[
             *at_least("momentum", 0),
-            *number("dampening", 1.5, nan, words="a number at most 1"),
-            *number("dampening", "0", error=TypeError, words="a number at most 1"),
+            *number("dampening", 1.5, nan, words="a number of at most 1"),
+            *number("dampening", "0", error=TypeError, words="a number of at most 1"),
         ],
         loose={"none": lambda: Momentum(0.0)},
         memory="free",
