@@ -410,9 +410,9 @@ def test_launches_on_tensors_without_values_are_counted_and_looked_at() -> None:
     assert launches.LAUNCHES["joined"] == before + 1
     for wrong, said in (
         ((parts, parts, 3, out, CHUNK), "layout must be a contiguous .*, got torch.float64"),
-        ((parts, layout, 3.0, out, CHUNK), "i32 as count, got 3.0"),
-        ((parts, layout, 2**31, out, CHUNK), "i32 as count, got 2147483648"),
-        ((parts[::2], layout, 3, out, CHUNK), r"contiguous \*fp64 as parts"),
+        ((parts, layout, 3.0, out, CHUNK), "count must be a contiguous i32, got 3.0"),
+        ((parts, layout, 2**31, out, CHUNK), "count must be a contiguous i32, got 2147483648"),
+        ((parts[::2], layout, 3, out, CHUNK), r"parts must be a contiguous \*fp64, got"),
     ):
         with pytest.raises(TypeError, match=said):
             launches.launch(launches.JOINED, 3, *wrong, POWER=2)
