@@ -102,7 +102,7 @@ class Schedule:
             self._scheduler = scheduler(self._stand_in)
         if not hasattr(self._scheduler, "step"):
             raise TypeError(
-                "schedule: the function scheduler must return a torch scheduler, but "
+                "schedule: the function that was passed as scheduler= must return a torch scheduler, but "
                 f"returned {self._scheduler!r}"
             )
         self._write([group["lr"] for group in self._stand_in.param_groups])
@@ -219,7 +219,7 @@ class _StandIn(Optimizer):
                 raise ValueError(
                     f"schedule: the optimizer has {len(values)} parameter groups, but had "
                     f"{len(self.param_groups)} when the schedule was created: create a new "
-                    "schedule, or pass one function of the step for all groups"
+                    "schedule, or pass one function instead of a list of functions"
                 )
             self.param_groups[:] = [{"params": []} for _ in values]
         for group, value in zip(self.param_groups, values, strict=True):

@@ -518,7 +518,7 @@ def test_without_time_no_check_runs_and_that_is_no_success(
 @at_once(
     "arguments",
     [
-        ("--device", "cuda", "torch finds no CUDA GPU, got cuda: check the CPU with device cpu"),
+        ("--device", "cuda", "torch finds no CUDA GPU for --device cuda: pass --device cpu"),
         ("--device", "mps", "must be a CUDA GPU or the CPU, got mps"),
         ("--device", "nothing", "must be a name such as cuda:0, got 'nothing'"),
         ("--minutes", "0", "--minutes must be above 0, got 0.0"),
@@ -542,7 +542,9 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert device_checks.chosen_device(None) == torch.device("cuda:1")
     assert device_checks.chosen_device("cuda") == torch.device("cuda:1")
     assert device_checks.chosen_device("cuda:0") == torch.device("cuda:0")
-    with pytest.raises(ValueError, match="this machine has 2 GPUs, got cuda:2"):
+    with pytest.raises(
+        ValueError, match="device cuda:2 does not exist, because this machine has 2 GPUs"
+    ):
         device_checks.chosen_device("cuda:2")
 
 

@@ -430,7 +430,8 @@ def test_the_branches_of_parallel_have_their_own_memory_and_keys() -> None:
 
 def test_a_merge_that_returns_something_else_is_told() -> None:
     with pytest.raises(
-        TypeError, match="Parallel: the function merge must return a TensorList, got NoneType"
+        TypeError,
+        match="Parallel: the function that was passed as merge= must return a TensorList",
     ):
         values(Parallel({"a": Identity()}, lambda u: None), 1.0)
 

@@ -185,7 +185,7 @@ WRONG = {
     "(a b) d -> a b d": "dim 0 has the axes a, b: give the sizes of all but one, such as 'a=2'",
     "(a b) d -> a b d, a=5": "dim 0 has size 6, which the pattern cannot divide by 5",
     "a b -> a b, a=5": "dim 0 has size 6, which the pattern cannot divide by 5",
-    "a (a) -> a d": "the name 'a' is twice on one side",
+    "a (a) -> a d": "the name 'a' appears twice on one side",
     "a d -> d": "the name 'a' must be on both sides",
     "a b -> a b c": "the name 'c' must be on both sides",
     "a b -> a b, c=2": "the name 'c' must be on both sides",

@@ -397,7 +397,7 @@ class Doubtful(WeightEMA):
 
 
 def test_weights_that_are_more_than_a_sum_are_a_source_error() -> None:
-    with pytest.raises(SourceError, match=r"Doubtful cannot .* the method averaged may use only"):
+    with pytest.raises(SourceError, match=r"Doubtful cannot .* method averaged\(\) may use only"):
         Modular([torch.zeros(2)], LR(0.1), Doubtful()).to_source()
 
 

@@ -100,10 +100,11 @@ def chosen_device(device: str | torch.device | None) -> torch.device:
     if chosen.type != "cuda":
         raise ValueError(f"device must be a CUDA GPU or the CPU, got {chosen}")
     if not has_gpu:
-        raise ValueError(f"torch finds no CUDA GPU, got {chosen}: check the CPU with device cpu")
+        raise ValueError(f"torch finds no CUDA GPU for --device {chosen}: pass --device cpu")
     index = torch.cuda.current_device() if chosen.index is None else chosen.index
     if index >= torch.cuda.device_count():
-        raise ValueError(f"this machine has {torch.cuda.device_count()} GPUs, got {chosen}")
+        count = torch.cuda.device_count()
+        raise ValueError(f"device {chosen} does not exist, because this machine has {count} GPUs")
     return torch.device("cuda", index)
 
 

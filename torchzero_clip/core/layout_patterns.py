@@ -94,7 +94,7 @@ def parsed(text: str) -> Pattern:
     for side in (axes, others):
         twice = [axis for axis in side if side.count(axis) > 1]
         if twice:
-            raise ValueError(f"the name {twice[0]!r} is twice on one side of the pattern")
+            raise ValueError(f"the name {twice[0]!r} appears twice on one side of the pattern")
     lonely = sorted({*axes} ^ {*others}) or sorted({*sizes} - {*axes})
     if lonely:
         raise ValueError(f"the name {lonely[0]!r} must be on both sides of the pattern")

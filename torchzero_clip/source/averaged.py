@@ -101,8 +101,9 @@ def _lines(link: Link, group: Group) -> Iterator[str]:
         text: str = average.text
     except (AttributeError, SyntaxError, TypeError) as error:
         raise SourceError(
-            f"to_source: {link.path} cannot be exported as plain PyTorch code: the method averaged "
-            f"may use only sums and products of state and hyperparameters ({error})"
+            f"to_source: {link.path} cannot be exported as plain PyTorch code, because its method "
+            "averaged() may use only sums and products of state and hyperparameters: "
+            f"{error}"
         ) from None
     used = [name for name in names if name in text]
     yield f'        if "{link.path}/{names[0]}" in state:'

@@ -36,7 +36,7 @@ class Expected:
     def __post_init__(self) -> None:
         if self.kind is not None and self.kind not in KINDS:
             raise ValueError(
-                f"audit_update: the kind of a step is one of {', '.join(KINDS)}, got "
+                f"audit_update: a kind in expect= must be one of {', '.join(KINDS)}, got "
                 f"{self.kind!r}{hint(self.kind, KINDS)}"
             )
 

@@ -66,7 +66,7 @@ class Reset(Transform):
         if not isinstance(self.keep, (tuple, list)) or not all(
             isinstance(name, str) for name in self.keep
         ):
-            raise TypeError(f"Reset: keep= must be a sequence of names of state, got {self.keep!r}")
+            raise TypeError(f"Reset: keep= must be a sequence of state names, got {self.keep!r}")
 
     def prepare(self, buckets: list[Bucket]) -> list[Bucket]:
         count_step(buckets, by=0)
