@@ -72,8 +72,8 @@ class Parallel(Transform):
             u = call_user("Parallel: merge", self.merge, results)
             if not isinstance(u, TensorList):
                 raise TypeError(
-                    "Parallel: the function that was passed as merge= must return a TensorList, got "
-                    f"{type(u).__name__}"
+                    "Parallel: the function that was passed as merge= must return a TensorList, "
+                    f"got {type(u).__name__}"
                 )
             bucket.u = u
         return buckets
