@@ -92,7 +92,8 @@ class Partition(Transform, Routing):
             label = self.labels(name, p)
         if label not in self.transforms:
             raise ValueError(
-                f"Partition: the function that was passed as labels= must return one of {list(self.transforms)}, "
+                f"Partition: the function that was passed as labels= must return one of "
+                f"{list(self.transforms)}, "
                 f"got {label!r} for parameter {name!r} of shape {tuple(p.shape)}"
             )
         return label
