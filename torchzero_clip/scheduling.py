@@ -102,8 +102,8 @@ class Schedule:
             self._scheduler = scheduler(self._stand_in)
         if not hasattr(self._scheduler, "step"):
             raise TypeError(
-                "schedule: the function that was passed as scheduler= must return a torch scheduler, but "
-                f"returned {self._scheduler!r}"
+                "schedule: the function that was passed as scheduler= must return a torch "
+                f"scheduler, but returned {self._scheduler!r}"
             )
         self._write([group["lr"] for group in self._stand_in.param_groups])
         if isinstance(optimizer, ChainRunner):
