@@ -247,7 +247,7 @@ def test_what_is_no_trace_is_an_error() -> None:
 def test_a_trace_says_what_it_takes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"norms must be a matrix .* got shape \(3,\)"):
         Trace(torch.ones(3))
-    with pytest.raises(ValueError, match="the 1 columns of norms, got 2 names"):
+    with pytest.raises(ValueError, match="the number of columns of norms, 1, got 2 names"):
         Trace(torch.ones(3, 1), ["a", "b"])
     with pytest.raises(ValueError, match="alarms needs a trace that marks the spikes"):
         simulate(Trace(torch.ones(3, 1)), ClipNorm(1.0)).alarms()

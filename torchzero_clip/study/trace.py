@@ -76,8 +76,8 @@ class Trace:
         self.names = [str(i) for i in range(norms.shape[1])] if names is None else list(names)
         if len(self.names) != norms.shape[1]:
             raise ValueError(
-                f"Trace: norms has {norms.shape[1]} columns, so names must contain "
-                f"{norms.shape[1]} names, got {len(self.names)} names"
+                f"Trace: the number of names must be the number of columns of norms, "
+                f"{norms.shape[1]}, got {len(self.names)} names"
             )
         self.known = torch.ones_like(self.norms, dtype=torch.bool) if known is None else known
         self.logged = {name: x.detach().cpu().double() for name, x in (logged or {}).items()}
