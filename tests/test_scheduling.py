@@ -480,7 +480,7 @@ def test_the_other_mistakes() -> None:
     with pytest.raises(TypeError, match=r"eps\[0\] must be a number"):
         schedule(opt, "eps", one, index=0)
     with pytest.raises(
-        TypeError, match=r"scheduler must return a torch scheduler, but returned 1\.0"
+        TypeError, match=r"scheduler= must return a torch scheduler, but returned 1\.0"
     ):
         schedule(opt, "eps", scheduler=lambda o: 1.0)
     with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got Linear"):
