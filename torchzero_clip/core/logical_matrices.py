@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
@@ -35,6 +35,11 @@ class Cut:
         order: The indices of all axes in the order of the stack, the rows and the columns.
         row_axes: The indices of the axes that the rows consist of.
         column_axes: The indices of the axes that the columns consist of.
+        flat: The sizes of all axes.
+        rows: The number of rows of a matrix.
+        columns: The number of columns of a matrix.
+        count: The number of matrices.
+        in_order: Whether the matrices have the order of the parameter's elements.
     """
 
     start: int
@@ -44,32 +49,25 @@ class Cut:
     row_axes: tuple[int, ...]
     column_axes: tuple[int, ...]
 
-    @property
-    def flat(self) -> list[int]:
-        """The sizes of all axes."""
-        return [n for sizes in self.axes for n in sizes]
+    flat: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    rows: int = field(init=False, compare=False, repr=False)
+    columns: int = field(init=False, compare=False, repr=False)
+    count: int = field(init=False, compare=False, repr=False)
+    in_order: bool = field(init=False, compare=False, repr=False)
 
-    @property
-    def rows(self) -> int:
-        """The number of rows of a matrix."""
-        return math.prod([self.flat[a] for a in self.row_axes])
-
-    @property
-    def columns(self) -> int:
-        """The number of columns of a matrix."""
-        return math.prod([self.flat[a] for a in self.column_axes])
-
-    @property
-    def count(self) -> int:
-        """The number of matrices."""
+    def __post_init__(self) -> None:
+        flat = tuple([n for sizes in self.axes for n in sizes])
         inside = {*self.row_axes, *self.column_axes}
-        return math.prod([n for a, n in enumerate(self.flat) if a not in inside])
-
-    @property
-    def in_order(self) -> bool:
-        """Whether the matrices have the order of the parameter's elements."""
-        long = [a for a in self.order if self.flat[a] != 1]
-        return long == sorted(long)
+        long = [a for a in self.order if flat[a] != 1]
+        computed = {
+            "flat": flat,
+            "rows": math.prod([flat[a] for a in self.row_axes]),
+            "columns": math.prod([flat[a] for a in self.column_axes]),
+            "count": math.prod([n for a, n in enumerate(flat) if a not in inside]),
+            "in_order": long == sorted(long),
+        }
+        for name, value in computed.items():
+            object.__setattr__(self, name, value)
 
     def of(self, part: Tensor) -> Tensor:
         """Return the matrices as (count, rows, columns): a view of `part` if strides allow it."""
