@@ -174,6 +174,12 @@ class Grid:
         matrices: The matrices of a tensor with one element per slice.
         along: For each cut of these matrices, the dims of (count, rows, columns) that a norm
             covers.
+        view: The shape of the parameter after the splits.
+        is_split: Whether a dim of the parameter is split.
+        is_finer: Whether a norm covers several slices.
+        is_fused: Whether the rows or matrices may be scattered in the memory of a fused parameter.
+        has_columns: Whether a norm covers a column, which is scattered in the memory of any
+            parameter.
     """
 
     source: LogicalMatrices
@@ -183,32 +189,25 @@ class Grid:
     matrices: LogicalMatrices
     along: tuple[tuple[int, ...], ...]
 
-    @property
-    def view(self) -> tuple[int, ...]:
-        """The shape of the parameter after the splits."""
-        return tuple([n for sizes in self.splits for n in sizes])
+    view: tuple[int, ...] = field(init=False, compare=False, repr=False)
+    is_split: bool = field(init=False, compare=False, repr=False)
+    is_finer: bool = field(init=False, compare=False, repr=False)
+    is_fused: bool = field(init=False, compare=False, repr=False)
+    has_columns: bool = field(init=False, compare=False, repr=False)
 
-    @property
-    def is_split(self) -> bool:
-        """Whether a dim of the parameter is split."""
-        return len(self.view) > len(self.splits)
-
-    @property
-    def is_finer(self) -> bool:
-        """Whether a norm covers several slices."""
+    def __post_init__(self) -> None:
+        view = tuple([n for sizes in self.splits for n in sizes])
         forms = [(cut.count, cut.rows, cut.columns) for cut in self.matrices.cuts]
         pairs = zip(forms, self.along, strict=True)
-        return any([form[d] != 1 for form, dims in pairs for d in dims])
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether the rows or matrices may be scattered in the memory of a fused parameter."""
-        return len(self.source.cuts) > 1 or not self.source.cuts[0].in_order
-
-    @property
-    def has_columns(self) -> bool:
-        """Whether a norm covers a column, which is scattered in the memory of any parameter."""
-        return (1,) in self.along
+        computed = {
+            "view": view,
+            "is_split": len(view) > len(self.splits),
+            "is_finer": any([form[d] != 1 for form, dims in pairs for d in dims]),
+            "is_fused": len(self.source.cuts) > 1 or not self.source.cuts[0].in_order,
+            "has_columns": (1,) in self.along,
+        }
+        for name, value in computed.items():
+            object.__setattr__(self, name, value)
 
     def viewed(self, t: Tensor) -> Tensor:
         """Return a tensor in the shape of the parameter, or of its shard, after the splits."""
