@@ -209,8 +209,8 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
         ),
         *MUON,
     ),
-    "In the spike test, Adam's updates are normal sooner after a skipped spike than after a "
-    "clipped spike.": (SKIPPED,),
+    "If a spike is in all tensors, Adam's updates are normal sooner after a skipped spike than "
+    "after a clipped spike.": (SKIPPED,),
     "In bad batches, `SkipSpike` with `ClipNorm` is not significantly worse than `ClipNorm` "
     "alone.": [
         guide(NOT_WORSE, trouble, "Adam, SkipSpike, global 1", LIMIT)
@@ -268,13 +268,15 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
             lambda: abs(atlas("ZClip", "spike ×1000", ALONE).again - 1) < 0.01,
         ),
     ),
-    'With `AutoClip("auto")` and with `ClipNorm`, they are not normal again within 400 steps.': (
+    'With `AutoClip("auto")`, with `ClipNorm` and without any rule, they are not normal again '
+    "within 400 steps.": (
         Seen(
             f"after a jump of all norms, before Adam: {FIXED_SEEDS}",
             lambda: (
                 atlas("ZClip", "jump ×4").back < AFTER
                 and math.isinf(atlas("AutoClip", "jump ×4").back)
                 and math.isinf(atlas("ClipNorm", "jump ×4").back)
+                and math.isinf(atlas("no rule", "jump ×4").back)
             ),
         ),
     ),
