@@ -41,9 +41,9 @@ def test_extreme_values_come_out_as_in_double_precision(case, scale):
 
 @every(lambda case: case.exact)
 def test_half_precision_gradients_near_the_end_of_their_range_do_not_overflow(case):
-    shapes = {"layer.a": (2, 2), "layer.b": (2, 2)}
+    shapes = {"layer.weight": (2, 2), "layer.bias": (2, 2)}
     half = {name: torch.full(shape, 60000.0).half() for name, shape in shapes.items()}
-    half["layer.b"][0] = -30000.0
+    half["layer.bias"][0] = -30000.0
     double = {name: g.double() for name, g in half.items()}
     low = {name: Parameter(torch.ones(2, 2).half()) for name in half}
     high = {name: Parameter(torch.ones(2, 2).double()) for name in half}

@@ -97,7 +97,7 @@ ROWS = [
         good={"default": EqualRows, "layout": lambda: EqualRows(layout=halves)},
         bad=LAYOUTS,
         nonfinite="scaled",
-        scope={"default": "tensor", "layout": "tensor"},
+        scope={"default": "tensor", "layout": "slices"},
         complex="turns",
         matrices=True,
         loops=12,
