@@ -66,8 +66,7 @@ class Cut:
             "count": math.prod([n for a, n in enumerate(flat) if a not in inside]),
             "in_order": long == sorted(long),
         }
-        for name, value in computed.items():
-            object.__setattr__(self, name, value)
+        _set_computed(self, computed)
 
     def of(self, part: Tensor) -> Tensor:
         """Return the matrices as (count, rows, columns): a view of `part` if strides allow it."""
@@ -206,8 +205,7 @@ class Grid:
             "is_fused": len(self.source.cuts) > 1 or not self.source.cuts[0].in_order,
             "has_columns": (1,) in self.along,
         }
-        for name, value in computed.items():
-            object.__setattr__(self, name, value)
+        _set_computed(self, computed)
 
     def viewed(self, t: Tensor) -> Tensor:
         """Return a tensor in the shape of the parameter, or of its shard, after the splits."""
@@ -455,6 +453,12 @@ def join_matrices(entry: Any, shape: Sequence[int], matrices: Sequence[Tensor]) 
         )
     rest = iter(matrices)
     return every.back([torch.stack([next(rest) for _ in range(c.count)]) for c in every.cuts])
+
+
+def _set_computed(owner: Cut | Grid, values: Mapping[str, Any]) -> None:
+    """Set fields that follow from the other fields. `setattr` refuses, because owners are frozen."""
+    for name, value in values.items():
+        object.__setattr__(owner, name, value)
 
 
 def whole_matrix(shape: Sequence[int]) -> LogicalMatrices:
