@@ -456,7 +456,7 @@ def join_matrices(entry: Any, shape: Sequence[int], matrices: Sequence[Tensor]) 
 
 
 def _set_computed(owner: Cut | Grid, values: Mapping[str, Any]) -> None:
-    """Set fields that follow from the other fields. `setattr` refuses, because owners are frozen."""
+    """Set fields that follow from other fields. `setattr` refuses, because owners are frozen."""
     for name, value in values.items():
         object.__setattr__(owner, name, value)
 
