@@ -48,11 +48,17 @@ class Reference:
     """Parameters and the chain that moves them.
 
     `noise` is the size of a relative error added behind every rule: how far a run with noise is
-    from one without says what rounding may do to this chain.
+    from one without says what rounding may do to this chain. `dtype` names the dtype of the
+    library's side: it has a smaller range and larger rounding errors than float64.
     """
 
     def __init__(
-        self, parameters: Sequence[Parameter], chain: Chain, noise: float = 0.0, draw: int = 0
+        self,
+        parameters: Sequence[Parameter],
+        chain: Chain,
+        noise: float = 0.0,
+        draw: int = 0,
+        dtype: str = "float64",
     ) -> None:
         self.parameters, self.chain = list(parameters), chain
         rules = list(chain.walk())
@@ -60,6 +66,13 @@ class Reference:
         for rule in rules:
             rule.noise, rule.random = noise, np.random.default_rng(draw)
             rule.before = rules[: rules.index(rule)]
+            rule.limits = np.finfo(dtype)
+        self.rules = rules
+
+    @property
+    def overflows(self) -> bool:
+        """Whether the square of an update had no place in the dtype."""
+        return any(rule.overflows for rule in self.rules)
 
     def step(self) -> None:
         """w ← w - u, one parameter after the other; u is what the chain makes of the gradient"""
@@ -83,6 +96,8 @@ class Rule:
     noise = 0.0
     random: np.random.Generator
     before: Sequence[Rule] = ()
+    limits: Any = np.finfo(np.float64)
+    overflows = False
 
     def __init__(self, target: str = "update", name: str | None = None, **arguments: Any) -> None:
         self.target, self.name, self.arguments = target, name, arguments
@@ -101,6 +116,7 @@ class Rule:
             return []
         out = self.apply(flows)
         for flow in out:
+            self.overflows |= bool((np.abs(flow.u) > math.sqrt(self.limits.max)).any())
             if self.noise:
                 flow.u = flow.u * (1 + self.noise * self.random.uniform(-1, 1, flow.u.shape))
             if self.target == "grad" and flow.of_gradient:
@@ -255,7 +271,7 @@ class Standardize(ScopedRule):
         mean, std = whole.mean(axis=axes, keepdims=True), measure(whole, "std", axes)
         if axes is None:
             mean, std = mean.reshape(()), std.reshape(())
-        constant = std <= 4 * np.finfo(np.float64).eps * np.abs(mean)
+        constant = std <= 4 * self.limits.eps * np.abs(mean)
         return np.where(constant, 0.0, (u - mean) / (std + live.get("eps", 1e-8)))
 
 

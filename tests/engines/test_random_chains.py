@@ -658,13 +658,13 @@ def as_number(value: Any) -> Any:
 class Simulated:
     """The numpy side of a run."""
 
-    def __init__(self, plan: Scenario, noise: float = 0.0, draw: int = 0) -> None:
+    def __init__(self, plan: Scenario, dtype: str, noise: float = 0.0, draw: int = 0) -> None:
         self.parameters = {
             name: Parameter(name, plan.groups[name], value.copy())
             for name, value in plan.values.items()
         }
         chain = build(reference, plan.chain)
-        self.reference = Reference(list(self.parameters.values()), chain, noise, draw)
+        self.reference = Reference(list(self.parameters.values()), chain, noise, draw, dtype)
         paths = [path for top in plan.chain for path, _ in top.walk()]
         rules: dict[str, Any] = {}
         for path in paths:
@@ -765,13 +765,15 @@ def check(case: Case, way: str) -> tuple[int, int]:
 @np.errstate(all="ignore")
 def follow(plan: Scenario, dtype: str, way: str, draw: int = 0) -> tuple[int, int]:
     """Do what a scenario says on both sides, and compare after every step."""
-    plain, noisy = Simulated(plan), Simulated(plan, ROUNDING[dtype], draw)
+    plain, noisy = Simulated(plan, dtype), Simulated(plan, dtype, ROUNDING[dtype], draw)
     real = Real(plan, getattr(torch, dtype), way)
     compared = sharp = 0
     for i, step in enumerate(plan.steps):
         for side in (plain, noisy):
             side.step(step)
         real.step(step)
+        if plain.reference.overflows:
+            break
         shown = real.averaged() if plain.reference.averages else {}
         for name, p in real.parameters.items():
             ours, theirs = plain.parameters[name], noisy.parameters[name]
