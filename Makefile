@@ -10,6 +10,7 @@ SEEDS   ?= 3
 BIN       := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TRITON    := $(VENV)/.triton
+RELEASE   := $(VENV)/.release
 
 # mkdocs-material advertises its successor at every build; the versions here are pinned.
 export NO_MKDOCS_2_WARNING := 1
@@ -19,7 +20,7 @@ export NO_MKDOCS_2_WARNING := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-slow test-triton demo bench atlas published suites lint format types docs docs-serve wheel smoke chains check clean
+.PHONY: help install test test-slow test-triton demo bench atlas published suites lint format types docs docs-serve dist wheel smoke chains check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -37,6 +38,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 $(TRITON): $(INSTALLED)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[triton]'
+	@touch $@
+
+$(RELEASE): $(INSTALLED)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[release]'
 	@touch $@
 
 test: $(INSTALLED) ## run the tests (ARGS="-k norm" chooses)
@@ -83,11 +88,16 @@ docs: $(INSTALLED) ## build the documentation into site/
 docs-serve: $(INSTALLED) ## show the documentation while you write it
 	$(BIN)/mkdocs serve --no-strict --livereload
 
-wheel: $(INSTALLED) ## build the wheel and the source archive into dist/
+dist: $(INSTALLED) ## build the wheel and the source archive into dist/
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 
-smoke: wheel ## install both, away from the source, and use them
+wheel: $(RELEASE) dist ## build both, check them, and install them into empty environments (downloads torch; ARGS="--torch 2.13.0")
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+	$(BIN)/python scripts/wheel_environments.py $(ARGS)
+
+smoke: dist ## install both, away from the source, and use them
 	$(BIN)/python scripts/smoke.py
 
 chains: $(INSTALLED) ## random chains as files, for a minute (ARGS="--seed 5000")

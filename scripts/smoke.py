@@ -84,7 +84,9 @@ def run(*command: object, cwd: Path) -> str:
 def only(pattern: str) -> Path:
     found = sorted((ROOT / "dist").glob(pattern))
     if len(found) != 1:
-        sys.exit(f"dist/ must hold one {pattern}, it holds {[f.name for f in found]}: make wheel")
+        sys.exit(
+            f"dist/ must hold one {pattern}, it holds {[f.name for f in found]}: run make dist"
+        )
     return found[0]
 
 

@@ -74,7 +74,7 @@ def names(text: str) -> set[str]:
     return {re.sub(r"[-_.]+", "-", name).lower() for name in found} - {"torchzero-clip"}
 
 
-@pytest.mark.parametrize("key", ["dependencies", "test", "docs", "dev"])
+@pytest.mark.parametrize("key", ["dependencies", "test", "docs", "dev", "release"])
 def test_every_requirement_is_pinned(key: str) -> None:
     project = (ROOT / "pyproject.toml").read_text()
     (listed,) = re.findall(rf"^{key} = \[(.*?)\]$", project, re.M | re.S)
@@ -84,7 +84,7 @@ def test_every_requirement_is_pinned(key: str) -> None:
 
 
 def test_what_builds_the_archives_is_pinned_too() -> None:
-    """`make wheel` builds without isolation, so `dev` must hold what [build-system] asks for."""
+    """`make dist` builds without isolation, so `dev` must hold what [build-system] asks for."""
     project = (ROOT / "pyproject.toml").read_text()
     (backend,) = re.findall(r"^requires = \[(.*?)\]$", project, re.M)
     (dev,) = re.findall(r"^dev = \[(.*?)\]$", project, re.M | re.S)
