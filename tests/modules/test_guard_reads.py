@@ -369,21 +369,20 @@ def test_roundings_of_half_precision_know_of_no_skipped_step(rounding, way):
     same(*runs)
 
 
-@pytest.mark.parametrize(
-    "links",
-    [
-        "clip and AdamW",
-        *[
-            pytest.param(x, marks=pytest.mark.slow)
-            for x in (*FUSED, "Adagrad")
-            if x != "clip and AdamW"
-        ],
-    ],
-)
-def test_as_one_graph_of_torch_a_skipped_step_changes_nothing(links):
-    chain = FUSED[links]() if links in FUSED else [Adagrad(), LR(0.1)]
-    shapes = {"layer.weight": (4, 3), "layer.scale": ()}
+GRAPHS: dict[str, Callable[[], Links]] = {
+    **FUSED,
+    "momentum": lambda: [Momentum(), LR(0.01)],
+    "Adagrad": lambda: [Adagrad(), LR(0.1)],
+}
+
+
+@pytest.mark.parametrize("chain", [slow_unless(chain == "momentum", chain) for chain in GRAPHS])
+def test_as_one_graph_of_torch_a_skipped_step_changes_nothing(chain):
+    shapes = {"layer.weight": (4, 3)}
+    if chain != "momentum":
+        shapes["layer.scale"] = ()
     params = parameters(shapes)
+    chain = GRAPHS[chain]()
     opt = Modular(params.items(), Guard(max_consecutive=9), SkipLarge(50.0), *chain)
     opt.init_state()
     step = torch.compile(opt.step, fullgraph=True, backend="aot_eager")
