@@ -130,7 +130,7 @@ def noise(params, step, dtype):
         p.grad = (force + 0.5 * p.detach().to(wide) + 0.3).to(dtype)
 
 
-def trajectory(make, dtype, steps=40, scheduler=None, split=2, group=None):
+def trajectory(make, dtype, steps=15, scheduler=None, split=2, group=None):
     """The parameters after every step of an optimizer made from two groups."""
     params = [p.requires_grad_() for p in start(dtype)]
     second = {"lr": LR_ / 3, "weight_decay": DECAY * 5} if group is None else group
@@ -169,7 +169,7 @@ def test_two_groups_under_a_scheduler_follow_torch(name, dtype):
     group = {"lr": LR_ / 3} if name == "Adam" else None
 
     def scheduler(opt):
-        return torch.optim.lr_scheduler.CosineAnnealingLR(opt, 50)
+        return torch.optim.lr_scheduler.CosineAnnealingLR(opt, 20)
 
     assert_same_trajectory(
         trajectory(ours, dtype, scheduler=scheduler, group=group),
@@ -320,7 +320,7 @@ def test_half_precision_parameters_follow_a_float32_average():
 # --- rules without a counterpart in torch.optim
 
 
-def follow(links, formula, dtype, steps=100, lr=LR_):
+def follow(links, formula, dtype, steps=40, lr=LR_):
     """Compare a chain with `formula(g, w, memory, t) -> u`, in float64."""
     params = [p.requires_grad_() for p in start(dtype, [(3, 4), (5,)])]
     weights = [p.detach().double().clone() for p in params]
