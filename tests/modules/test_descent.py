@@ -162,8 +162,17 @@ def rivals(name, first=(), maximize=False, lr=LR_, **changes):
     )
 
 
+IDENTITIES = (
+    "Adam", "Adam decay", "amsgrad", "AdamW", "SGD", "SGD nesterov", "SGD dampening", "RMSprop",
+    "RMSprop centered", "RMSprop and the link Momentum", "Adagrad", "Adagrad lr_decay",
+)  # fmt: skip
+"""Those that `tests/identities` compares with torch over two groups and schedules as well."""
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in IDENTITIES else ()) for n in RIVALS]
+)
 def test_two_groups_under_a_scheduler_follow_torch(name, dtype):
     ours, theirs = rivals(name)
     group = {"lr": LR_ / 3} if name == "Adam" else None
@@ -178,7 +187,9 @@ def test_two_groups_under_a_scheduler_follow_torch(name, dtype):
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.complex64, marks=pytest.mark.slow), torch.complex128]
+)
 @pytest.mark.parametrize("name", RIVALS)
 def test_complex_parameters_follow_torch(name, dtype):
     ours, theirs = rivals(name)
@@ -204,7 +215,9 @@ def test_complex_adamw_rounds_as_torch_does(decay):
     torch.testing.assert_close(ours.data, theirs.data, rtol=1.3e-6, atol=0.0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float64]
+)
 @pytest.mark.parametrize("name", RIVALS)
 def test_scale_by_minus_one_is_maximize(name, dtype):
     ours, theirs = rivals(name, maximize=True)
