@@ -20,15 +20,34 @@ CASES = [
     for dtype in identity.rtol
 ]
 UNFUSED = {"fused": False}
-WAYS = [  # float32 in the default engine and float64 in the other one are quick
+
+
+KINDS = [(it.source, [type(tfm) for tfm in it.chain().walk()]) for it in IDENTITIES.values()]
+
+
+def is_variant(identity: Any) -> bool:
+    """Whether an earlier identity has the same links and the same source, with other arguments."""
+    place = list(IDENTITIES).index(identity.name)
+    return KINDS[place] in KINDS[:place]
+
+
+def is_quick(identity: Any, dtype: torch.dtype, how: dict[str, bool]) -> bool:
+    """Float32 in the default engine and float64 in the other one are quick; of a variant the last
+    alone."""
+    if len(identity.rtol) == 1:
+        return True
+    if dtype == torch.float64:
+        return bool(how)
+    return not how and not is_variant(identity)
+
+
+WAYS = [
     pytest.param(
         case.values[0],
         case.values[1],
         how,
         id=f"{case.id}{'-fused=False' if how else ''}",
-        marks=()
-        if len(case.values[0].rtol) == 1 or (case.values[1] == torch.float64) is bool(how)
-        else pytest.mark.slow,
+        marks=() if is_quick(*case.values, how) else pytest.mark.slow,
     )
     for case in CASES
     for how in ({}, UNFUSED)
