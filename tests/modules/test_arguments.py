@@ -229,6 +229,61 @@ BOUNDS = {
     "an integer of at least 2": "window",
 }
 """The names of arguments by the bounds that their values have."""
+DIFFERENT = {
+    "alpha": {
+        "a number of at least 0": "ASGD AdEMAMix",
+        "a number of at least 0 and at most 1": "Lookahead QKClip",
+        "a number of at least 0 and below 1": "EMAQuantile EMARatio Grokfast ZClip ZStat",
+        "a number of at least 0 and below 1 or None": "RMSprop",
+    },
+    "beta": {
+        "a number above 0 and below 1 or None": "ScheduleFree",
+        "a number of at least 0 and below 1": (
+            "AdaGC ClipNormByEMA ClipValueByEMA EMA Kron NeuronNorm NormalizeByEMA"
+        ),
+        "a number of at least 0 and below 1 or None": "KLBasis Mars SOAPBasis SpikeClip",
+    },
+    "betas": {
+        "2 numbers, each of at least 0 and below 1": (
+            "ACClip ADOPT AdaBelief AdaGN Adam AdamAtan2 Adamax DAdaptAdam LaProp Lion "
+            "NAdam Prodigy RAdam Shampoo StableAdam Yogi"
+        ),
+        "3 numbers, each of at least 0 and below 1": "AdEMAMix Adan CAME",
+    },
+    "eps": {
+        "2 numbers, each above 0": "CAME",
+        "2 numbers, each of at least 0 or None": "Adafactor",
+        "a number above 0": "ACClip ADOPT DAdaptAdam Prodigy Shampoo StableAdam",
+        "a number of at least 0": (
+            "AGC AdEMAMix AdaBelief AdaGN Adadelta Adagrad Adam Adamax Adan "
+            "ClipNormByEMA Kron LaProp NAdam NormalizeByEMA Orthogonalize RAdam RMSprop "
+            "Standardize Yogi"
+        ),
+    },
+    "every": {
+        "an integer of at least 1": (
+            "KLBasis Reset SOAPBasis Shampoo Watch WeightAverage WeightEMA"
+        ),
+        "an integer of at least 1 or None": "Kron SpikeClip",
+    },
+    "gamma": {
+        "a number above -inf and below inf": "Noise",
+        "a number of at least 0": "Mars",
+    },
+    "max_norm": {
+        "a number of at least 0": ("ClipNorm ClipSpectral DeltaClip MaxNorm SkipLarge SoftClip"),
+        "a number of at least 0 or None": "ZClip",
+    },
+    "steps": {
+        "an integer of at least 1": "Accumulate Warmup",
+        "an integer of at least 1 or None": "Orthogonalize",
+    },
+    "window": {
+        "an integer of at least 1": "Quantile",
+        "an integer of at least 2": "SkipSpike",
+    },
+}
+"""The classes by the bounds of a name that has several."""
 BOUNDED = {name for names in BOUNDS.values() for name in names.split()}
 
 
@@ -239,6 +294,9 @@ def test_arguments_of_one_name_have_the_bounds_that_the_name_has(cls, args):
         kind = cls._kinds.get(name)
         if kind is not None and kind.bounds is not None and name in BOUNDED:
             assert name in BOUNDS.get(str(kind), "").split(), f"{name} is {kind}"
+            known = DIFFERENT.get(name, {})
+            if cls.__name__ in " ".join(known.values()).split():
+                assert cls.__name__ in known.get(str(kind), "").split(), f"{name} is {kind}"
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if live(row)], ids=named)
