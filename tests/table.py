@@ -106,12 +106,33 @@ def sampled(
     return _first_of_each(lambda case: case.cls, where, one_in)
 
 
+MECHANISMS = (
+    tz.Scale, tz.ClipNorm, tz.Adam, tz.Momentum, tz.ScheduleFree, tz.NormalizeByEMA,
+    tz.ClipNormGrowth, tz.ZClip, tz.Prodigy, tz.Orthogonalize, tz.InBasis, tz.Accumulate,
+)  # fmt: skip
+"""One class for each way to work: per element, by norms, with an average, with a model-wide scalar,
+for matrices, and so on."""
+
+
+def mechanisms(where: Callable[[Case], Any] = lambda case: True) -> Callable[[Check], Any]:
+    """The same, with the first of each of `MECHANISMS` in the quick tests, for what the rules leave
+    to others."""
+    cases = [case for case in GOOD if where(case)]
+    first = {case.cls: case for case in reversed(cases)}
+    return _quick(cases, [first[cls] for cls in MECHANISMS if cls in first])
+
+
 def _first_of_each(
     kind: Callable[[Case], Any], where: Callable[[Case], Any], one_in: int = 1
 ) -> Callable[[Check], Any]:
     cases = [case for case in GOOD if where(case)]
     first = {kind(case): case for case in reversed(cases)}
-    quick = [case for case in cases if first[kind(case)] is case][::one_in]
+    return _quick(cases, [case for case in cases if first[kind(case)] is case][::one_in])
+
+
+def _quick(cases: Sequence[Case], quick: Sequence[Case]) -> Callable[[Check], Any]:
+    """Check these cases: each of the quick ones in a test, the others of a class in one behind
+    `slow`."""
     slow = [case for case in cases if not any([case is x for x in quick])]
     others = {f"other {cls.__name__}": some for cls, some in by_class(slow).items()}
     return _over(

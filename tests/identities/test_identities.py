@@ -19,17 +19,54 @@ CASES = [
     for name, identity in IDENTITIES.items()
     for dtype in identity.rtol
 ]
-each = pytest.mark.parametrize(("identity", "dtype"), CASES)
+UNFUSED = {"fused": False}
+
+
+KINDS = [(it.source, [type(tfm) for tfm in it.chain().walk()]) for it in IDENTITIES.values()]
+
+
+def is_variant(identity: Any) -> bool:
+    """Whether an earlier identity has the same links and the same source, with other arguments."""
+    place = list(IDENTITIES).index(identity.name)
+    return KINDS[place] in KINDS[:place]
+
+
+def is_quick(identity: Any, dtype: torch.dtype, how: dict[str, bool]) -> bool:
+    """Float32 in the default engine and float64 in the other one are quick; of a variant the last
+    alone."""
+    if len(identity.rtol) == 1:
+        return True
+    if dtype == torch.float64:
+        return bool(how)
+    return not how and not is_variant(identity)
+
+
+WAYS = [
+    pytest.param(
+        case.values[0],
+        case.values[1],
+        how,
+        id=f"{case.id}{'-fused=False' if how else ''}",
+        marks=() if is_quick(*case.values, how) else pytest.mark.slow,
+    )
+    for case in CASES
+    for how in ({}, UNFUSED)
+    if case.values[0].compare == "parameters"
+]
+OTHERS = [case for case in CASES if case.values[0].compare != "parameters"]
 recorded = pytest.mark.parametrize(
     ("identity", "dtype"), [case for case in CASES if not case.values[0].runs_here]
 )
 
 
-@each
-def test_the_chain_is_the_method(identity: Any, dtype: torch.dtype) -> None:
-    options = [{}] if identity.compare != "parameters" else [{}, {"fused": False}]
-    for how in options:
-        assert identity.distance(dtype, **how) <= 1, f"{identity.claim}, with {how}"
+@pytest.mark.parametrize(("identity", "dtype", "how"), WAYS)
+def test_the_chain_is_the_method(identity: Any, dtype: torch.dtype, how: dict[str, bool]) -> None:
+    assert identity.distance(dtype, **how) <= 1, f"{identity.claim}, with {how}"
+
+
+@pytest.mark.parametrize(("identity", "dtype"), OTHERS)
+def test_the_rule_is_the_method(identity: Any, dtype: torch.dtype) -> None:
+    assert identity.distance(dtype) <= 1, identity.claim
 
 
 @pytest.mark.slow
@@ -43,11 +80,23 @@ def test_the_compiled_chain_is_the_method(name: str) -> None:
 @pytest.mark.filterwarnings(
     "ignore:.*from the checkpoint replaces:UserWarning"
 )  # live values are scheduled
-@pytest.mark.parametrize("name", [name for name, it in IDENTITIES.items() if it.evaluates])
-def test_weights_for_evaluation_are_the_same_in_a_run_that_was_resumed(name: str) -> None:
+@pytest.mark.parametrize(
+    ("identity", "dtype"),
+    [
+        pytest.param(
+            *case.values,
+            id=case.id,
+            marks=() if case.values[1] == torch.float32 else pytest.mark.slow,
+        )
+        for case in CASES
+        if case.values[0].evaluates
+    ],
+)
+def test_weights_for_evaluation_are_the_same_in_a_run_that_was_resumed(
+    identity: Any, dtype: torch.dtype
+) -> None:
     """In the middle of training, and from a checkpoint of an evaluation."""
-    for dtype in IDENTITIES[name].rtol:
-        assert IDENTITIES[name].distance(dtype, resumes=True) <= 1
+    assert identity.distance(dtype, resumes=True) <= 1
 
 
 @pytest.mark.peers

@@ -18,13 +18,13 @@ PIECES = 32  # of all changes: those of a day's share, by two processes
 
 def test_a_change_of_a_term_is_noticed() -> None:
     """A few of the changes; all of them, of all rules, are a longer check."""
-    names = "adamw", "amsgrad", "lamb", "lambc", "adan", "adamc", "schedule_free_adamw"
+    names = "adamw", "lambc", "adamc"
     some = list(mutate.plan([IDENTITIES[name] for name in names]))
     files = {mutation.function.__code__.co_filename.split("/")[-1] for mutation, _ in some}
     assert {"adam.py", "weight_decay.py", "trust_ratio.py", "lr.py", "large_batch.py"} <= files
     some = [(m, judges) for m, judges in some if m.no_term is None]
-    chosen = some[:: len(some) // 12]
-    assert len(chosen) >= 12
+    chosen = some[:: len(some) // 6]
+    assert len(chosen) >= 6
     assert [str(m) for m, judges in chosen if mutate.survives(m, judges)] == []
     assert not mutate.notices(IDENTITIES["lamb"]), "a change was left behind"
 

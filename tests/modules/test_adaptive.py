@@ -21,7 +21,6 @@ from torchzero_clip import (
     AGC,
     LR,
     AdaGC,
-    Adam,
     AdaptiveClip,
     AutoClip,
     ClipNorm,
@@ -35,7 +34,6 @@ from torchzero_clip import (
     SpikeClip,
     Transform,
     TrustRatio,
-    WeightDecay,
     ZClip,
     ZScoreClip,
     ZStat,
@@ -117,7 +115,7 @@ def test_z_stat_observes_clipped_norms_unless_told_otherwise():
 )
 def test_the_other_criteria_observe_raw_norms_unless_told_otherwise(criterion):
     kinds = [AdaptiveClip(criterion, observe=observe) for observe in (None, "raw", "clipped")]
-    own, raw, clipped = (Run(kind)(*[1 + i % 7 for i in range(60)]) for kind in kinds)
+    own, raw, clipped = (Run(kind)(*[1 + i % 7 for i in range(30)]) for kind in kinds)
     assert own == raw != clipped
 
 
@@ -217,12 +215,15 @@ def test_the_quantile_is_that_of_the_last_norms_interpolated(q, window):
         assert run.limit(norm) == close(known.quantile(q).item(), rel=1e-6)
 
 
-@pytest.mark.parametrize(("history", "settles"), [("window", 100), ("ema", 1000)])
-def test_the_percentile_of_auto_clip_settles_at_the_percentile(history, settles):
+@pytest.mark.parametrize(
+    ("history", "settles", "steps"),
+    [("window", 100, 60), pytest.param("ema", 1000, 200, marks=pytest.mark.slow)],
+)
+def test_the_percentile_of_auto_clip_settles_at_the_percentile(history, settles, steps):
     """The expectile, where a step of |x - q| itself would settle, is 0.81."""
     params, limits = [Parameter(torch.zeros(1)) for _ in range(8)], []
     opt = Modular(params, AutoClip("percentile", 95.0, history, dim=None))
-    for i in range(settles + 200):
+    for i in range(settles + steps):
         for p, norm in zip(params, torch.rand(8).unbind(), strict=True):
             p.grad = norm.view(1)
         opt.step()
@@ -232,9 +233,9 @@ def test_the_percentile_of_auto_clip_settles_at_the_percentile(history, settles)
 
 
 def test_the_ema_percentile_of_auto_clip_falls_as_well_as_it_rises():
-    rng, run = random.Random(0), Run(AutoClip("percentile", 90.0, "ema", ema_decay=0.97))
+    rng, run = random.Random(0), Run(AutoClip("percentile", 90.0, "ema", ema_decay=0.9))
     levels = []
-    for level, steps in ((1.0, 500), (5.0, 500), (1.0, 1000)):
+    for level, steps in ((1.0, 150), (5.0, 150), (1.0, 300)):
         run(*[level + rng.random() for _ in range(steps)])
         levels.append(run.state("quantile"))
     assert levels == close([1.9, 5.9, 1.9], abs=0.1)
@@ -279,6 +280,7 @@ def agc(grad: Tensor, weight: Tensor, clipping: float, eps: float) -> Tensor:
     return g * (most / (g * g).sum(dims, keepdim=True).sqrt().clamp(min=1e-6)).clamp(max=1)
 
 
+@pytest.mark.slow  # the authors' code tests it in `tests/identities`
 @pytest.mark.parametrize("size", [1e-7, 1e-3, 1.0, 100.0])
 @pytest.mark.parametrize("shape", [(4, 3), (2, 3, 2, 2), (5,)])
 def test_agc_is_the_formula_of_its_paper(shape, size):
@@ -389,20 +391,6 @@ def test_trust_ratio_is_one_where_a_norm_is_zero(weight, grad):
     assert p.item() == weight - grad
 
 
-def test_trust_ratio_after_adam_is_lamb():
-    p = Parameter(torch.randn(4, 3))
-    ref, m, v = p.detach().double(), torch.zeros(4, 3).double(), torch.zeros(4, 3).double()
-    opt = Modular([p], Adam(), WeightDecay(0.01), TrustRatio(), LR(0.1))
-    for t in range(1, 6):
-        grad = torch.randn(4, 3)
-        p.grad = grad.clone()
-        opt.step()
-        m, v = 0.9 * m + 0.1 * grad.double(), 0.999 * v + 0.001 * grad.double() ** 2
-        u = (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8) + 0.01 * ref
-        ref = ref - 0.1 * u * ref.norm() / u.norm()
-    torch.testing.assert_close(p.detach(), ref.float(), rtol=1e-5, atol=1e-6)
-
-
 # ---------------------------------------------------------------------- warm-up
 
 
@@ -473,7 +461,7 @@ PAST_ONLY: dict[str, Callable[..., Transform]] = {
     "AutoClip window": lambda **kw: AutoClip("percentile", **kw),
     "AutoClip ema": lambda **kw: AutoClip("percentile", history="ema", **kw),
     "ZScoreClip": ZScoreClip,
-    "AdaGC": AdaGC,
+    "AdaGC": lambda **kw: AdaGC(**{"warmup_steps": 20, **kw}),
 }
 
 
@@ -493,7 +481,7 @@ def _after(name: str, count: int) -> Run:
     return run
 
 
-def after(name: str, count: int = 150) -> Run:
+def after(name: str, count: int = 60) -> Run:
     """A rule that has seen so many norms."""
     return copy.deepcopy(_after(name, count))
 
@@ -523,16 +511,16 @@ def test_a_limit_does_not_depend_on_what_comes_after_it(name):
 
 
 @every()
-@at_once("count", [0, 1, 10, 150])
+@at_once("count", [0, 10, 60])
 def test_a_norm_that_is_no_number_leaves_no_trace(name, count):
     begun = after(name, count)
     states, outs = str(begun.states()), copy.deepcopy(begun)(*SPIKE)
-    for bad in (nan, inf):
-        run = copy.deepcopy(begun)
-        run(bad, bad)
+    run = copy.deepcopy(begun)
+    for bad in (nan, inf, nan):
+        run(bad)
         if count:
             assert str(run.states()) == states
-        assert run(*SPIKE) == outs
+    assert run(*SPIKE) == outs
 
 
 @every()
@@ -542,14 +530,14 @@ def test_a_norm_whose_square_is_out_of_range_poisons_nothing(name):
     for key, value in run.states().items():
         if "norms" not in key and "heights" not in key:
             assert math.isfinite(sum(value) if isinstance(value, list) else value), key
-    assert all(math.isfinite(out) for out in run(*near_one(50)))
+    assert all(math.isfinite(out) for out in run(*near_one(20)))
 
 
 @every()
 def test_such_a_norm_poisons_nothing_during_the_warm_up_either(name):
     run = Run(PAST_ONLY[name](warmup_steps=3))
     run(1.0, 1e30, 1.1)
-    out = run(*near_one(50), 5.0)
+    out = run(*near_one(20), 5.0)
     assert not any(math.isnan(u) for u in out)
 
 
@@ -571,17 +559,23 @@ def train(params: dict[str, Parameter], *opts: Modular) -> None:
             opt.step()
 
 
-@every(lambda name: name != "AdaGC")
-@pytest.mark.parametrize(
-    ("dim", "parts"),
-    [
-        (None, [["a.weight"], ["a.bias"], ["b.weight"], ["b.bias"]]),
-        ("layer", [["a.weight", "a.bias"], ["b.weight", "b.bias"]]),
-        ("group", [["a.weight", "b.bias"], ["a.bias", "b.weight"]]),
-        ("global", [["a.weight", "a.bias", "b.weight", "b.bias"]]),
-    ],
-)
-def test_every_unit_is_an_optimizer_of_its_own(name, dim, parts):
+UNITS: dict[str | None, list[list[str]]] = {
+    None: [["a.weight"], ["a.bias"], ["b.weight"], ["b.bias"]],
+    "layer": [["a.weight", "a.bias"], ["b.weight", "b.bias"]],
+    "group": [["a.weight", "b.bias"], ["a.bias", "b.weight"]],
+    "global": [["a.weight", "a.bias", "b.weight", "b.bias"]],
+}
+SCOPED = [  # each rule in one of the scopes, and one rule in all, are quick
+    pytest.param(name, dim, marks=() if name == "ZStat" or i % 4 == j else pytest.mark.slow)
+    for i, name in enumerate(PAST_ONLY)
+    for j, dim in enumerate(UNITS)
+    if name != "AdaGC"
+]
+
+
+@pytest.mark.parametrize(("name", "dim"), SCOPED)
+def test_every_unit_is_an_optimizer_of_its_own(name, dim):
+    parts = UNITS[dim]
     kw = {"warmup": None} if any(kind in name for kind in ("Quantile", "Ratio", "Stat")) else {}
     make = PAST_ONLY[name]
     together, apart = model(), model()
@@ -684,7 +678,7 @@ def operators(make: Callable[..., Transform], count: int, dim: Any) -> int:
 
 
 @every()
-@at_once("dim", [None, "layer", "group", "global"])
+@at_once("dim", [None, "layer"])  # the others have one threshold
 def test_a_vector_of_thresholds_takes_the_operators_that_one_takes(name, dim):
     few, many = operators(PAST_ONLY[name], 20, dim), operators(PAST_ONLY[name], 100, dim)
     assert few <= many <= few + 12  # a kernel takes some hundred tensors at a time

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import math
 import re
 from typing import Any
 
@@ -40,12 +42,84 @@ from torchzero_clip import (
     ZStat,
     clip_grad_norm_,
 )
+from torchzero_clip.core.annotation import Allowed
+from torchzero_clip.core.bounds import Within
 from torchzero_clip.core.description import Description
+
+inf, nan = math.inf, math.nan
 
 
 def given(row: Row) -> list[Bad]:
-    """What a class refuses: its own rows, and those of every class that takes the arguments."""
-    return [*row.bad, *(bad for bad in EVERYWHERE if bad[0].keys() <= set(fields(row.cls)))]
+    """What a class refuses: its own rows, those of every class that takes the arguments, and what
+    its annotations exclude."""
+    everywhere = [bad for bad in EVERYWHERE if bad[0].keys() <= set(fields(row.cls))]
+    return [*row.bad, *everywhere, *excluded(row.cls, row.args)]
+
+
+def excluded(cls: type[Description], args: dict[str, Any]) -> list[Bad]:
+    """Values that the annotations of a class exclude, with the error and its words."""
+    found: list[Bad] = []
+    for name in fields(cls):
+        kind = cls._kinds.get(name)
+        if kind is None or name not in inspect.signature(cls).parameters:
+            continue
+        # without bounds, the class's own check may come first, and say more
+        words = f"{name} must be " if kind in PLAIN else f"{name} must be {kind}, got "
+        usual = args.get(name, cls.__dataclass_fields__[name].default)
+        found += [({name: value}, error, words) for value, error in wrong(kind, usual)]
+    return found
+
+
+PLAIN = [Allowed(type, optional) for type in (float, int) for optional in (False, True)]
+
+
+def wrong(kind: Allowed, usual: Any) -> list[tuple[Any, type[Exception]]]:
+    """Values that an annotation excludes: beyond each bound, NaN, and of other types."""
+    if kind.length is not None:
+        return wrong_tuples(kind, usual)
+    none = [] if kind.optional else [(None, ValueError if kind.choices else TypeError)]
+    if kind.choices:
+        return [
+            ("no such choice", ValueError),
+            (3, ValueError),
+            *([] if None in kind.choices else none),
+        ]
+    if kind.python_type not in (float, int):
+        return [("yes", TypeError), (1, TypeError), *none]
+    values = beyond(kind)
+    if kind.python_type is float:
+        values += [nan, *[torch.tensor(x) for x in values[:1]]]
+    types = ["1", True, (1.0, 2.0), *([1.5] if kind.python_type is int else [])]
+    return [*[(x, ValueError) for x in values], *[(x, TypeError) for x in types], *none]
+
+
+def beyond(kind: Allowed) -> list[Any]:
+    """Numbers of the type of the annotation beyond each of its bounds, near them and far away."""
+    bounds, whole = kind.bounds or Within(), kind.python_type is int
+    values: list[Any] = []
+    if bounds.at_least is not None:
+        values += [bounds.at_least - 1, -7] if whole else [bounds.at_least - 0.5, -inf]
+    if bounds.above is not None:
+        values += [bounds.above, -inf]
+    if bounds.below is not None:
+        values += [bounds.below, inf]
+    if bounds.at_most is not None:
+        values += [bounds.at_most + 0.5, inf]
+    return values
+
+
+def wrong_tuples(kind: Allowed, usual: Any) -> list[tuple[Any, type[Exception]]]:
+    """The same for tuples: too short, too long, no tuple, and each place with a wrong number."""
+    found: list[tuple[Any, type[Exception]]] = [
+        (usual[:-1], ValueError),
+        ((*usual, usual[-1]), ValueError),
+        (usual[-1], TypeError),
+    ]
+    for place in range(len(usual)):
+        for value, error in wrong(kind._replace(length=None), usual[place]):
+            if not isinstance(value, torch.Tensor):
+                found.append(((*usual[:place], value, *usual[place + 1 :]), error))
+    return found
 
 
 CRITERIA = (EMAQuantile, EMARatio, GeometricQuantile, P2Quantile, Quantile, ZStat)
@@ -111,6 +185,118 @@ def refusal(cls: type[Description], args: dict[str, Any]) -> str | None:
     except (TypeError, ValueError) as error:
         return str(error)
     return None
+
+
+@at_once("cls", CRITERIA)
+def test_a_bad_argument_of_a_criterion_is_refused_in_a_sentence(cls):
+    args = {"q": 0.5} if "q" in fields(cls) else {}
+    for arguments, error, words in excluded(cls, args):
+        with pytest.raises(error, match=re.escape(words)) as info:
+            cls(**{**args, **arguments})
+        assert str(info.value).startswith(f"{cls.__name__}: ")
+
+
+BOUNDS = {
+    "2 numbers, each above 0": "eps etas",
+    "2 numbers, each of at least 0": "bounds step_sizes",
+    "2 numbers, each of at least 0 and below 1": "betas",
+    "2 numbers, each of at least 0 or None": "eps",
+    "3 numbers, each of at least 0 and below 1": "betas",
+    "a number above -inf and below inf": "factor gamma",
+    "a number above 0": "clip_threshold d0 d_coef eps initial tau threshold z_thresh",
+    "a number above 0 and at most 1": "exponent share",
+    "a number above 0 and below 1 or None": "beta",
+    "a number above 1": "r_thresh",
+    "a number of at least 0": (
+        "a abs absolute alpha b clipping coefficient eps eta gamma initial_accumulator "
+        "initial_accumulator_value lamb lambd layer_scale lr lr_decay max_norm max_rms "
+        "momentum_decay norm_value r rate rel relative sigmas t0 value weight_decay "
+        "weight_lr_power zmax "
+    ),
+    "a number of at least 0 and at most 1": "alpha delta error precond_lr q",
+    "a number of at least 0 and at most 100": "percentile",
+    "a number of at least 0 and below 1": "alpha beta decay ema_decay rho theta",
+    "a number of at least 0 and below 1 or None": "alpha beta beta3",
+    "a number of at least 0 or None": "add clip_power max_norm min_value",
+    "a number of at least 1": "d growth_rate",
+    "a number of at least 1 or None": "max_decay max_ema_growth mul",
+    "a number of at most 0": "beta2_decay",
+    "a number of at most 1": "dampening",
+    "an integer of at least 0": "max_dim patience start wait warmup warmup_steps",
+    "an integer of at least 1": "every k steps window window_size",
+    "an integer of at least 1 or None": "alpha_warmup beta3_warmup every max_consecutive steps",
+    "an integer of at least 10": "most",
+    "an integer of at least 2": "window",
+}
+"""The names of arguments by the bounds that their values have."""
+DIFFERENT = {
+    "alpha": {
+        "a number of at least 0": "ASGD AdEMAMix",
+        "a number of at least 0 and at most 1": "Lookahead QKClip",
+        "a number of at least 0 and below 1": "EMAQuantile EMARatio Grokfast ZClip ZStat",
+        "a number of at least 0 and below 1 or None": "RMSprop",
+    },
+    "beta": {
+        "a number above 0 and below 1 or None": "ScheduleFree",
+        "a number of at least 0 and below 1": (
+            "AdaGC ClipNormByEMA ClipValueByEMA EMA Kron NeuronNorm NormalizeByEMA"
+        ),
+        "a number of at least 0 and below 1 or None": "KLBasis Mars SOAPBasis SpikeClip",
+    },
+    "betas": {
+        "2 numbers, each of at least 0 and below 1": (
+            "ACClip ADOPT AdaBelief AdaGN Adam AdamAtan2 Adamax DAdaptAdam LaProp Lion "
+            "NAdam Prodigy RAdam Shampoo StableAdam Yogi"
+        ),
+        "3 numbers, each of at least 0 and below 1": "AdEMAMix Adan CAME",
+    },
+    "eps": {
+        "2 numbers, each above 0": "CAME",
+        "2 numbers, each of at least 0 or None": "Adafactor",
+        "a number above 0": "ACClip ADOPT DAdaptAdam Prodigy Shampoo StableAdam",
+        "a number of at least 0": (
+            "AGC AdEMAMix AdaBelief AdaGN Adadelta Adagrad Adam Adamax Adan "
+            "ClipNormByEMA Kron LaProp NAdam NormalizeByEMA Orthogonalize RAdam RMSprop "
+            "Standardize Yogi"
+        ),
+    },
+    "every": {
+        "an integer of at least 1": (
+            "KLBasis Reset SOAPBasis Shampoo Watch WeightAverage WeightEMA"
+        ),
+        "an integer of at least 1 or None": "Kron SpikeClip",
+    },
+    "gamma": {
+        "a number above -inf and below inf": "Noise",
+        "a number of at least 0": "Mars",
+    },
+    "max_norm": {
+        "a number of at least 0": ("ClipNorm ClipSpectral DeltaClip MaxNorm SkipLarge SoftClip"),
+        "a number of at least 0 or None": "ZClip",
+    },
+    "steps": {
+        "an integer of at least 1": "Accumulate Warmup",
+        "an integer of at least 1 or None": "Orthogonalize",
+    },
+    "window": {
+        "an integer of at least 1": "Quantile",
+        "an integer of at least 2": "SkipSpike",
+    },
+}
+"""The classes by the bounds of a name that has several."""
+BOUNDED = {name for names in BOUNDS.values() for name in names.split()}
+
+
+@at_once("cls, args", constructions())
+def test_arguments_of_one_name_have_the_bounds_that_the_name_has(cls, args):
+    """A new rule may choose the bounds of a name that no rule has had."""
+    for name in fields(cls):
+        kind = cls._kinds.get(name)
+        if kind is not None and kind.bounds is not None and name in BOUNDED:
+            assert name in BOUNDS.get(str(kind), "").split(), f"{name} is {kind}"
+            known = DIFFERENT.get(name, {})
+            if cls.__name__ in " ".join(known.values()).split():
+                assert cls.__name__ in known.get(str(kind), "").split(), f"{name} is {kind}"
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if live(row)], ids=named)

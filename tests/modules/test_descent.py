@@ -130,7 +130,7 @@ def noise(params, step, dtype):
         p.grad = (force + 0.5 * p.detach().to(wide) + 0.3).to(dtype)
 
 
-def trajectory(make, dtype, steps=40, scheduler=None, split=2, group=None):
+def trajectory(make, dtype, steps=15, scheduler=None, split=2, group=None):
     """The parameters after every step of an optimizer made from two groups."""
     params = [p.requires_grad_() for p in start(dtype)]
     second = {"lr": LR_ / 3, "weight_decay": DECAY * 5} if group is None else group
@@ -162,14 +162,23 @@ def rivals(name, first=(), maximize=False, lr=LR_, **changes):
     )
 
 
+IDENTITIES = (
+    "Adam", "Adam decay", "amsgrad", "AdamW", "SGD", "SGD nesterov", "SGD dampening", "RMSprop",
+    "RMSprop centered", "RMSprop and the link Momentum", "Adagrad", "Adagrad lr_decay",
+)  # fmt: skip
+"""Those that `tests/identities` compares with torch over two groups and schedules as well."""
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", RIVALS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in IDENTITIES else ()) for n in RIVALS]
+)
 def test_two_groups_under_a_scheduler_follow_torch(name, dtype):
     ours, theirs = rivals(name)
     group = {"lr": LR_ / 3} if name == "Adam" else None
 
     def scheduler(opt):
-        return torch.optim.lr_scheduler.CosineAnnealingLR(opt, 50)
+        return torch.optim.lr_scheduler.CosineAnnealingLR(opt, 20)
 
     assert_same_trajectory(
         trajectory(ours, dtype, scheduler=scheduler, group=group),
@@ -178,7 +187,9 @@ def test_two_groups_under_a_scheduler_follow_torch(name, dtype):
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.complex64, marks=pytest.mark.slow), torch.complex128]
+)
 @pytest.mark.parametrize("name", RIVALS)
 def test_complex_parameters_follow_torch(name, dtype):
     ours, theirs = rivals(name)
@@ -204,7 +215,9 @@ def test_complex_adamw_rounds_as_torch_does(decay):
     torch.testing.assert_close(ours.data, theirs.data, rtol=1.3e-6, atol=0.0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float64]
+)
 @pytest.mark.parametrize("name", RIVALS)
 def test_scale_by_minus_one_is_maximize(name, dtype):
     ours, theirs = rivals(name, maximize=True)
@@ -320,7 +333,7 @@ def test_half_precision_parameters_follow_a_float32_average():
 # --- rules without a counterpart in torch.optim
 
 
-def follow(links, formula, dtype, steps=100, lr=LR_):
+def follow(links, formula, dtype, steps=40, lr=LR_):
     """Compare a chain with `formula(g, w, memory, t) -> u`, in float64."""
     params = [p.requires_grad_() for p in start(dtype, [(3, 4), (5,)])]
     weights = [p.detach().double().clone() for p in params]
@@ -459,12 +472,18 @@ def test_decay_that_follows_a_learning_rate_of_zero_decays_nothing_and_gives_no_
     assert p.item() == 1.0
 
 
+def replayed(opt: Modular) -> Modular:
+    """The optimizer; a compiled one replays its steps in Python."""
+    opt.engine = opt.engine.twin()
+    return opt
+
+
 @pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)])
 @pytest.mark.parametrize("options", [{}, {"fused": False}, {"compile": True}])
 def test_groups_follow_their_own_learning_rate(lr, options):
     a, b = param(1.0, grad=[0.0]), param(1.0, grad=[0.0])
     chain = [Adam(), WeightDecay(0.1, follows_lr=True), LR(lr)]
-    opt = Modular([{"params": [a]}, {"params": [b], "lr": 0.2}], *chain, **options)
+    opt = replayed(Modular([{"params": [a]}, {"params": [b], "lr": 0.2}], *chain, **options))
     opt.step()
     opt.param_groups[1]["lr"] = 0.1
     opt.step()
@@ -479,10 +498,10 @@ def test_decay_afterwards_is_of_what_the_step_leaves(lr, options, rule):
     a, b = param(2.0), param(2.0)
     decay = WeightDecay(0.1, afterwards=True)
     groups = [{"params": [a]}, {"params": [b], "lr": 0.25, "weight_decay": 0.2}]
-    opt = Modular(groups, rule(), decay, LR(lr), **options)
+    opt = replayed(Modular(groups, rule(), decay, LR(lr), **options))
     plain = [param(2.0), param(2.0)]
     own = [{"params": [plain[0]]}, {"params": [plain[1]], "lr": 0.25}]
-    without = Modular(own, rule(), LR(lr), **options)
+    without = replayed(Modular(own, rule(), LR(lr), **options))
     for grad in (1.0, -3.0, 2.0):
         for p in (a, b, *plain):
             p.grad = torch.tensor([grad])

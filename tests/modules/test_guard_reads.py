@@ -7,6 +7,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -53,8 +54,6 @@ GUARDS: dict[str, Callable[[], Transform]] = {
     "assert": lambda: Guard("assert"),
 }
 EVERY_GUARD = pytest.mark.parametrize("kind", GUARDS)
-EVERY_SKIP = pytest.mark.parametrize("kind", ["Guard", "SkipLarge", "SkipSpike"])
-"""On CPU an assertion of the device is a look."""
 Links = Sequence[Transform]
 FUSED: dict[str, Callable[[], Links]] = {  # a fused optimizer of torch is the end
     "clip and AdamW": lambda: [ClipNorm(1.0, dim="global"), Adam(), WeightDecay(0.1), LR(0.01)],
@@ -106,18 +105,34 @@ def reads(*links: Transform, way: str) -> int:
     return counter.count
 
 
-@EVERY_SKIP
+@cache
+def reads_without(chain: str, way: str) -> int:
+    return reads(*LONG[chain](), way=way)
+
+
+def slow_unless(quick: bool, *values: Any) -> Any:
+    return pytest.param(*values, marks=() if quick else pytest.mark.slow)
+
+
+LONG: dict[str, Callable[[], Links]] = {**FUSED, **OTHERS}
+SKIPS = ["Guard", "SkipLarge", "SkipSpike"]
+TURNS = [  # of a chain with one guard or another one is quick, and all of the first chain
+    slow_unless(chain == "clip and AdamW" or i % 3 == j, chain, kind)
+    for i, chain in enumerate(LONG)
+    for j, kind in enumerate(SKIPS)
+]
+
+
+@pytest.mark.parametrize("kind", SKIPS)
 @pytest.mark.parametrize("chain", FUSED)
-@pytest.mark.parametrize("way", ["fused", "recorded"])
-def test_a_guard_adds_no_read(kind, chain, way):
-    assert reads(GUARDS[kind](), *FUSED[chain](), way=way) == reads(*FUSED[chain](), way=way)
+def test_a_guard_adds_no_read(kind, chain):
+    assert reads(GUARDS[kind](), *FUSED[chain](), way="fused") == reads_without(chain, "fused")
 
 
-@EVERY_SKIP
-@pytest.mark.parametrize("chain", OTHERS)
-def test_compiled_it_adds_none_whatever_comes_after_it(kind, chain):
-    links = OTHERS[chain]
-    assert reads(GUARDS[kind](), *links(), way="recorded") == reads(*links(), way="recorded")
+@pytest.mark.parametrize(("chain", "kind"), TURNS)
+def test_compiled_it_adds_none_whatever_comes_after_it(chain, kind):
+    links = GUARDS[kind](), *LONG[chain]()
+    assert reads(*links, way="recorded") == reads_without(chain, "recorded")
 
 
 @pytest.mark.parametrize("chain", [*OTHERS, *COUNTING])
@@ -142,7 +157,9 @@ def test_the_counter_sees_a_read():
 
 
 @EVERY_GUARD
-@pytest.mark.parametrize("chain", ["clip and AdamW", "amsgrad"])  # the kernels that can be faked
+@pytest.mark.parametrize(  # the kernels that can be faked
+    "chain", ["clip and AdamW", pytest.param("amsgrad", marks=pytest.mark.slow)]
+)
 def test_on_an_accelerator_nothing_is_read(kind, chain, monkeypatch):
     """A fake CUDA device has no values: reading one raises."""
     with fake_cuda(), NoCopyToHost():
@@ -266,8 +283,12 @@ def follow(steps: Sequence[tuple[Tensor, float]], way: str, chain: Links) -> tup
     return p.detach(), opt
 
 
-LONG: dict[str, Callable[[], Links]] = {**FUSED, **OTHERS}
-WAYS = ["fused", "plain", "recorded", pytest.param("native", marks=pytest.mark.slow)]
+RECORDED = ("clip and AdamW", "ZClip and momentum", "the gradients")  # in quick tests
+WAYS = [
+    slow_unless(way != "native" and (way != "recorded" or chain in RECORDED), chain, way)
+    for chain in LONG
+    for way in ("fused", "plain", "recorded", "native")
+]
 
 
 def check(given: Sequence[tuple[Tensor, float]], chain: str, way: str, spike: Transform) -> None:
@@ -290,8 +311,7 @@ def check(given: Sequence[tuple[Tensor, float]], chain: str, way: str, spike: Tr
     assert held["Guard/skipped"] + held["SkipSpike/skipped"] == len(given) - len(good)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("chain", LONG)
+@pytest.mark.parametrize(("chain", "way"), WAYS)
 def test_a_run_with_bad_steps_is_the_run_without_them(chain, way):
     check(sequence(48), chain, way, SkipSpike(window=12, least=8))
 
@@ -302,7 +322,7 @@ def test_ten_thousand_steps_of_which_two_in_a_hundred_are_bad(way):
     check(sequence(10_000, share=0.01, calm=64), "clip and AdamW", way, SkipSpike())
 
 
-@pytest.mark.parametrize("way", ["fused", "plain", "recorded"])
+@pytest.mark.parametrize("way", ["fused", slow_unless(False, "plain"), "recorded"])
 def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_ended(way):
     chain = [
         Guard(max_consecutive=50),
@@ -325,8 +345,15 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_ended(way):
     same(p.detach(), whole)
 
 
-@pytest.mark.parametrize("rounding", ["stochastic", "kahan"])
-@pytest.mark.parametrize("way", ["fused", "recorded"])
+@pytest.mark.parametrize(
+    ("way", "rounding"),
+    [
+        ("fused", "kahan"),
+        ("recorded", "stochastic"),
+        slow_unless(False, "fused", "stochastic"),
+        slow_unless(False, "recorded", "kahan"),
+    ],
+)
 def test_roundings_of_half_precision_know_of_no_skipped_step(rounding, way):
     runs = []
     for given in (sequence(48), [row for row in sequence(48) if row[1] == 1]):
@@ -342,21 +369,21 @@ def test_roundings_of_half_precision_know_of_no_skipped_step(rounding, way):
     same(*runs)
 
 
-@pytest.mark.parametrize(
-    "links",
-    [
-        "clip and AdamW",
-        *[
-            pytest.param(x, marks=pytest.mark.slow)
-            for x in (*FUSED, "Adagrad")
-            if x != "clip and AdamW"
-        ],
-    ],
-)
-def test_as_one_graph_of_torch_a_skipped_step_changes_nothing(links):
-    chain = FUSED[links]() if links in FUSED else [Adagrad(), LR(0.1)]
-    shapes = {"layer.weight": (4, 3), "layer.scale": ()}
+GRAPHS: dict[str, Callable[[], Links]] = {
+    **FUSED,
+    "momentum": lambda: [Momentum(), LR(0.01)],
+    "Adagrad": lambda: [Adagrad(), LR(0.1)],
+}
+
+
+@pytest.mark.parametrize("chain", [slow_unless(chain == "momentum", chain) for chain in GRAPHS])
+def test_as_one_graph_of_torch_a_skipped_step_changes_nothing(chain):
+    torch._dynamo.reset()  # which compiles one function so many times and no more
+    shapes = {"layer.weight": (4, 3)}
+    if chain != "momentum":
+        shapes["layer.scale"] = ()
     params = parameters(shapes)
+    chain = GRAPHS[chain]()
     opt = Modular(params.items(), Guard(max_consecutive=9), SkipLarge(50.0), *chain)
     opt.init_state()
     step = torch.compile(opt.step, fullgraph=True, backend="aot_eager")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.helpers import Named, parameters, same, saved, train
 from tests.modules.rows.row import with_lr
-from tests.table import ROWS, Case, sampled
+from tests.table import ROWS, Case, mechanisms, sampled
 from torchzero_clip import Modular
 
 KEEPS = {row.cls: row.keeps for row in ROWS}
@@ -27,6 +27,7 @@ def keeps(case: Case) -> bool:
 
 
 NARROW = sampled(keeps, one_in=2)
+FEW = sampled(keeps, one_in=4)
 
 
 def optimizer(
@@ -79,7 +80,7 @@ def test_the_first_step_leaves_a_neighbour_of_what_float32_has(case):
         assert ((ours[key] - value).abs() <= value.abs() * 2.0**-7).logical_or(value.isinf()).all()
 
 
-@NARROW
+@FEW
 def test_every_engine_rounds_alike(case):
     """But where rounding in float32 differs, and decides which neighbour it is."""
     params, opt = optimizer(case)
@@ -98,7 +99,7 @@ def test_every_engine_rounds_alike(case):
 
 
 @pytest.mark.parametrize("way", [pytest.param("fused", marks=pytest.mark.slow), "compiled"])
-@NARROW
+@mechanisms(keeps)
 def test_a_resumed_run_is_to_the_bit_the_run_that_went_on(case, way):
     params, opt = optimizer(case, way)
     train(params, opt, range(3))
@@ -112,7 +113,7 @@ def test_a_resumed_run_is_to_the_bit_the_run_that_went_on(case, way):
     same(held(resumed), held(opt))
 
 
-@NARROW
+@FEW
 def test_float32_checkpoints_load_into_bfloat16_and_back(case):
     for before, after in (("float32", "bfloat16"), ("bfloat16", "float32")):
         params, opt = optimizer(case, state_dtype=before)

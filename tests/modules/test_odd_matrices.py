@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from tests.core.test_authors import both_engines, drawn
+from tests.core.test_authors import drawn
 from torchzero_clip import LR, Hyperball, Modular, WeightDecay, named
 from torchzero_clip.source import SourceError
 
@@ -49,8 +49,21 @@ def stepped(params: Params, opt: Modular, grads: dict[str, Tensor]) -> dict[str,
     return {n: p.detach() - before[n] for n, p in params.items()}
 
 
-@NAMES
-@both_engines
+WAYS = pytest.mark.parametrize(  # one rule of each kind compiled
+    ("name", "compile"),
+    [
+        pytest.param(
+            name,
+            compile,
+            marks=pytest.mark.slow if compile and name not in ("muon", "soap", "kron") else (),
+        )
+        for name in OPTIONS
+        for compile in (False, True)
+    ],
+)
+
+
+@WAYS
 def test_zeros_move_nothing_and_rank_one_goes_against_the_gradient(name, compile):
     params, opt = begun(name, compile)
     for _ in range(4):
@@ -68,8 +81,7 @@ def test_zeros_move_nothing_and_rank_one_goes_against_the_gradient(name, compile
                 assert (t * one[n]).sum() < 0, n
 
 
-@NAMES
-@both_engines
+@WAYS
 def test_a_nan_stays_with_its_matrix_and_what_an_owner_keeps_takes_none(name, compile):
     (params, opt), (others, other) = begun(name, compile), begun(name, compile)
     for step in range(6):

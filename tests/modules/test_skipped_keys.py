@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from tests.helpers import Named, gradients, parameters, set_grads
+from tests.helpers import SHAPES, Named, gradients, parameters, set_grads
 from tests.modules.rows.row import with_lr
 from tests.table import Case, sampled
 from torchzero_clip import (
@@ -64,12 +64,35 @@ KINDS = [
     ("kahan", torch.bfloat16),
     ("stochastic", torch.bfloat16),
 ]
+TURNS = [  # each chain with one of the kinds, and Adam with all, are quick
+    pytest.param(
+        name,
+        *kind,
+        marks=() if name == "Adam" or i % len(KINDS) == j else pytest.mark.slow,
+        id=f"{name}-{kind[0]}-{kind[1]}",
+    )
+    for i, name in enumerate(CHAINS)
+    for j, kind in enumerate(KINDS)
+]
+IN_CPP = ("Adam", "ClipNormGrowth of all", "Watch now and then")
 
 
-def made(links: Sequence[Transform], dtype: torch.dtype, **options: Any) -> tuple[Named, Modular]:
-    """Parameters and their optimizer, whose metrics are read from the first step on."""
-    params = parameters(dtype=dtype)
+def made(
+    links: Sequence[Transform],
+    dtype: torch.dtype,
+    shapes: Mapping[str, tuple[int, ...]] = SHAPES,
+    cpp: bool = False,
+    **options: Any,
+) -> tuple[Named, Modular]:
+    """Parameters and their optimizer, whose metrics are read from the first step on.
+
+    A compiled step is replayed in Python unless `cpp` asks for the program in C++, which a compiler
+    needs a fifth of a second for.
+    """
+    params = parameters(shapes, dtype)
     opt = Modular(list(params.items()), SkipLarge(1e4), *links, **options)
+    if options.get("compile") and not cpp:
+        opt.engine = opt.engine.twin()
     opt.metrics()
     return params, opt
 
@@ -93,31 +116,39 @@ def keys(params: Named, opt: Modular) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("rounding", "dtype"), KINDS, ids=str)
-@pytest.mark.parametrize("links", CHAINS.values(), ids=CHAINS)
-def test_every_engine_has_the_same_keys_after_each_step(links, rounding, dtype):
+def keys_of_steps(params: Named, opt: Modular) -> list[dict[str, Any]]:
+    """The keys after each of four steps, of which one happens."""
+    found = []
+    for number, scale in enumerate([SKIPPED, SKIPPED, HAPPENED, SKIPPED]):
+        take(params, opt, scale, number)
+        found.append(keys(params, opt))
+    return found
+
+
+@pytest.mark.parametrize(("name", "rounding", "dtype"), TURNS)
+def test_every_engine_has_the_same_keys_after_each_step(name, rounding, dtype):
     found = {}
     for engine, options in ENGINES.items():
-        params, opt = made(links(), dtype, rounding=rounding, **options)
-        found[engine] = []
-        for number, scale in enumerate([SKIPPED, SKIPPED, HAPPENED, SKIPPED]):
-            take(params, opt, scale, number)
-            found[engine].append(keys(params, opt))
+        found[engine] = keys_of_steps(*made(CHAINS[name](), dtype, rounding=rounding, **options))
     assert found["fused=False"] == found["compile"]
     assert found["default"] == found["compile"]
 
 
-@sampled()
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in IN_CPP else pytest.mark.slow) for n in CHAINS]
+)
+def test_a_step_in_cpp_has_the_keys_of_its_replay(name):
+    wide = {"dtype": torch.float32, "compile": True}
+    program = keys_of_steps(*made(CHAINS[name](), cpp=True, **wide))
+    assert program == keys_of_steps(*made(CHAINS[name](), **wide))
+
+
+@sampled(one_in=2)
 def test_every_rule_has_the_same_keys_after_skipped_steps(case: Case):
     found = {}
     for engine, options in ENGINES.items():
-        params = parameters(case.shapes)
-        links = [SkipLarge(1e4), *with_lr(case.make(), 0.1)]
-        opt = Modular(list(params.items()), *links, **options)
-        found[engine] = []
-        for number, scale in enumerate([SKIPPED, SKIPPED, HAPPENED, SKIPPED]):
-            take(params, opt, scale, number)
-            found[engine].append(keys(params, opt))
+        links = with_lr(case.make(), 0.1)
+        found[engine] = keys_of_steps(*made(links, torch.float32, case.shapes, **options))
     assert found["fused=False"] == found["compile"]
     assert found["default"] == found["compile"]
 

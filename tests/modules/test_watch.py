@@ -83,13 +83,26 @@ def chain(params: Any, *links: Any, **options: Any) -> Modular:
     return Modular(params.items(), *first, *links, **options)
 
 
-@pytest.mark.parametrize("compile", [False, True])
-@at_once("dim, dtype", [(dim, d) for dim in UNITS for d in (torch.float32, torch.bfloat16)])
-def test_it_is_what_float64_says_before_the_weights_are_rounded(
-    dim: Any, dtype: torch.dtype, compile: bool
-) -> None:
+def replayed(opt: Modular) -> Modular:
+    """The optimizer; a compiled one replays steps in Python, for which no compiler is needed."""
+    opt.engine = opt.engine.twin()
+    return opt
+
+
+WAYS = [
+    (dim, dtype, compile)
+    for dim in UNITS
+    for dtype in (torch.float32, torch.bfloat16)
+    for compile in (False, True)
+]
+
+
+def check_watched(dim: Any, dtype: torch.dtype, compile: bool, cpp: bool) -> None:
+    """What Watch reports in five steps is what AdamW in float64 does."""
     params = parameters(dtype=dtype)
     opt, oracle = chain(params, Watch(dim), compile=compile, rounding="nearest"), Oracle()
+    if not cpp:
+        replayed(opt)
     for step in range(5):
         grads = list(gradients(seed=step, dtype=dtype).values())
         for p, g in zip(params.values(), grads, strict=True):
@@ -100,6 +113,20 @@ def test_it_is_what_float64_says_before_the_weights_are_rounded(
         for name, values in wanted(rows, UNITS[dim]).items():
             mine = torch.as_tensor(found[f"Watch/{name}"]).double().view(-1)
             assert torch.allclose(mine, torch.tensor(values, dtype=torch.float64), rtol=2e-5)
+
+
+@at_once("dim, dtype, compile", WAYS)
+def test_it_is_what_float64_says_before_the_weights_are_rounded(
+    dim: Any, dtype: torch.dtype, compile: bool
+) -> None:
+    check_watched(dim, dtype, compile, cpp=False)
+
+
+@pytest.mark.parametrize(
+    "dim", ["layer", *[pytest.param(d, marks=pytest.mark.slow) for d in UNITS if d != "layer"]]
+)
+def test_in_cpp_it_is_what_float64_says(dim: Any) -> None:
+    check_watched(dim, torch.float32, compile=True, cpp=True)
 
 
 def test_the_difference_of_rounded_weights_is_another_thing() -> None:
@@ -163,7 +190,7 @@ def test_without_a_momentum_there_is_no_cosine_and_with_two_it_is_of_the_last() 
 def last_cosine(*links: Any, **options: Any) -> float:
     """The cosine that Watch reports in the fifth step of a chain."""
     params = parameters()
-    opt = Modular(params.items(), *links, **options)
+    opt = replayed(Modular(params.items(), *links, **options))
     for step in range(5):
         for p, g in zip(params.values(), gradients(seed=step).values(), strict=True):
             p.grad = g.clone()
@@ -282,6 +309,7 @@ def test_steps_that_a_guard_skips_count_alike_in_every_engine(
     for options in ({}, {"fused": False}, {"compile": True}):
         w = param(1.0, 2.0)
         opt = Modular([("w", w)], Guard(), *links, Watch("global", every=2), **options)
+        replayed(opt)
         seen = []
         for i in range(10):
             skipped = i in (0, 3, 6)

@@ -294,6 +294,7 @@ def test_clip_norm_growth_of_each_tensor(rows, growth, order):
             assert got[i] == close(want, slack=1e-290)
 
 
+@pytest.mark.slow
 @given(
     rows=strange_sequences,
     growth=growths(),
@@ -327,10 +328,15 @@ averages = st.fixed_dictionaries(
 )
 
 
+SLOW = pytest.mark.slow  # of two rules that share their code, each scope tests one quickly
+
+
 @pytest.mark.parametrize(
     ("module", "rule"),
-    [(ClipNormByEMA, spec.clip_norm_by_ema), (NormalizeByEMA, spec.normalize_by_ema)],
-    ids=["ClipNormByEMA", "NormalizeByEMA"],
+    [
+        pytest.param(ClipNormByEMA, spec.clip_norm_by_ema, id="ClipNormByEMA", marks=SLOW),
+        pytest.param(NormalizeByEMA, spec.normalize_by_ema, id="NormalizeByEMA"),
+    ],
 )
 @given(rows=strange_sequences, keys=averages)
 def test_a_norm_by_ema_of_each_tensor(module, rule, rows, keys):
@@ -343,8 +349,10 @@ def test_a_norm_by_ema_of_each_tensor(module, rule, rows, keys):
 
 @pytest.mark.parametrize(
     ("module", "rule"),
-    [(ClipNormByEMA, spec.clip_norm_by_ema), (NormalizeByEMA, spec.normalize_by_ema)],
-    ids=["ClipNormByEMA", "NormalizeByEMA"],
+    [
+        pytest.param(ClipNormByEMA, spec.clip_norm_by_ema, id="ClipNormByEMA"),
+        pytest.param(NormalizeByEMA, spec.normalize_by_ema, id="NormalizeByEMA", marks=SLOW),
+    ],
 )
 @given(rows=strange_sequences, keys=averages)
 def test_a_norm_by_ema_over_all_tensors(module, rule, rows, keys):

@@ -532,7 +532,7 @@ def test_an_average_that_vanishes_for_a_step_is_bounded_by_the_one_before():
 
 
 @given(
-    st.lists(st.lists(fractions, min_size=3, max_size=3), max_size=6),
+    st.lists(st.lists(fractions, min_size=2, max_size=2), max_size=4),
     st.sampled_from(["l1", "linf", "mad"]),
 )
 def test_the_average_never_grows_faster_than_allowed(steps, ord):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
 from tests.helpers import gradients, parameters, same, set_grads
 from tests.modules.contract.common import growing, owns_lr
-from tests.table import every
+from tests.table import Case, every, mechanisms, sampled
 from torchzero_clip import LR, Modular
 
 
@@ -23,7 +24,7 @@ def test_a_transform_cannot_be_changed(case):
             setattr(tfm, name, 1.0)
 
 
-@every()
+@sampled(one_in=2)
 def test_one_transform_serves_two_optimizers(case):
     shared, description = case.make(), repr(case.make())
     kept = dict(vars(shared))
@@ -58,17 +59,26 @@ def by_torch_save(opt: Modular) -> Modular:
     return torch.load(memory, weights_only=False)
 
 
-@every()
+@sampled()
 def test_a_copy_of_an_optimizer_in_mid_training_continues_to_the_last_bit(case):
+    check_copies(case, (by_deepcopy,))
+
+
+@mechanisms()
+def test_what_pickle_and_torch_save_make_of_it_continues_to_the_last_bit(case):
+    check_copies(case, (by_pickle, by_torch_save))
+
+
+def check_copies(case: Case, ways: Sequence[Callable[[Modular], Modular]]) -> None:
     params = parameters(case.shapes)
     opt = Modular(params.items(), case.make(), *([] if owns_lr(case) else [LR(0.1)]))
     for step in growing(case, 3):
         set_grads(params, step)
         opt.step()
-    copies = [duplicate(opt) for duplicate in (by_deepcopy, by_pickle, by_torch_save)]
+    copies = [duplicate(opt) for duplicate in ways]
     models = [dict(zip(params, c.param_groups[0]["params"], strict=True)) for c in copies]
     for name in params:
-        assert len({id(model[name]) for model in (params, *models)}) == 4
+        assert len({id(model[name]) for model in (params, *models)}) == 1 + len(ways)
     for i in range(3, 7):
         grads = gradients(case.shapes, i, scale=i + 1)
         for model, optimizer in zip((params, *models), (opt, *copies), strict=True):

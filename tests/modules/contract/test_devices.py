@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers import Named, set_grads
 from tests.modules.contract.common import NoCopyToHost, growing, on_devices, owns_lr
-from tests.table import Case, every, sampled
+from tests.table import Case, every, mechanisms, sampled
 from torchzero_clip import LR, Modular
 from torchzero_clip.audit import fake_cuda
 
@@ -62,7 +62,7 @@ def test_no_value_on_the_device_is_read_by_the_host(case, live):
     "live",
     [pytest.param(False, id="numbers", marks=pytest.mark.slow), pytest.param(True, id="tensors")],
 )
-@sampled(on_devices, one_in=2)
+@sampled(on_devices, one_in=3)
 def test_an_accelerator_is_neither_read_nor_mixed_with_the_host(case, live):
     """A fake CUDA device raises where a value is read or two devices meet in one operator. Nothing
     is copied to or from the host where all values lie on the device, as a CUDA graph needs it."""
@@ -80,7 +80,7 @@ def test_an_accelerator_is_neither_read_nor_mixed_with_the_host(case, live):
         assert copies.made == Counter()
 
 
-@sampled(on_devices, one_in=2)
+@mechanisms(on_devices)
 def test_a_model_may_lie_on_two_devices(case):
     with fake_cuda(), NoCopyToHost():
         params, opt = on(lambda i: f"cuda:{i % 2}", case)

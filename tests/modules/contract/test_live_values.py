@@ -17,7 +17,7 @@ from torchzero_clip.testing import accepts, alternatives
 
 STEPS, MORE = 8, 32  # nearly every value has an effect in the first steps
 CLASSES = by_class([case for case in GOOD if case.cls.live])
-QUICK = list(CLASSES)[::4]
+QUICK = list(CLASSES)[::6]
 
 
 def runs_of(case: Case, tfm: Transform, values: dict[str, Any], fused: bool) -> Iterator[list[Any]]:

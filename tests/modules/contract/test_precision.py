@@ -7,20 +7,28 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from tests.helpers import at_once, close, flow, parameters, set_grads
+from tests.helpers import close, flow, parameters, set_grads
 from tests.modules.contract.common import DTYPES, growing
-from tests.table import Case, every
+from tests.table import Case, every, sampled
 from torchzero_clip import Modular
 
 EXACT = ("step", "started", "lr_max", "weight_sum", "d", "d_max", "numerator")
 """Numbers whose dtype is not the parameters': counts, as in torch.optim, and sums of a run."""
 
 
-@at_once("scale", [1e20, 1e-20, 1e-30, 1e-41])
+SCALES = [1e20, 1e-20, 1e-41], pytest.param([1e-30], marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("scales", SCALES, ids=str)
 @every(lambda case: case.exact and not case.squares)
-def test_extreme_values_come_out_as_in_double_precision(case, scale):
-    if scale == 1e20 and case.memory != "none" and getattr(case.make(), "ord", 2) == "var":
-        pytest.skip("a variance of 1e40 does not fit the float32 that state is kept in")
+def test_extreme_values_come_out_as_in_double_precision(case, scales):
+    for scale in scales:
+        if scale == 1e20 and case.memory != "none" and getattr(case.make(), "ord", 2) == "var":
+            continue  # a variance of 1e40 does not fit the float32 that state is kept in
+        check_scale(case, scale)
+
+
+def check_scale(case: Case, scale: float) -> None:
     single = growing(case, 4, scale=scale)
     double = [{name: g.double() for name, g in step.items()} for step in single]
     small = parameters(case.shapes)
@@ -52,9 +60,10 @@ def test_half_precision_gradients_near_the_end_of_their_range_do_not_overflow(ca
     close(out, expected, rtol=1e-3, atol=1e-3)
 
 
-@every()
-def test_state_is_single_precision_for_half_parameters_and_double_for_double(case):
-    for dtype in DTYPES:
+@pytest.mark.parametrize("dtypes", [DTYPES[1:], pytest.param(DTYPES[:1], marks=pytest.mark.slow)])
+@sampled()
+def test_state_is_single_precision_for_half_parameters_and_double_for_double(case, dtypes):
+    for dtype in dtypes:
         state_has_its_precision(case, dtype)
 
 
@@ -74,9 +83,14 @@ def state_has_its_precision(case: Case, dtype: torch.dtype) -> None:
     assert all(p.dtype == dtype for p in params.values())
 
 
-@at_once("dtype", DTYPES[:-1])
+@pytest.mark.parametrize("dtypes", [DTYPES[1:-1], pytest.param(DTYPES[:1], marks=pytest.mark.slow)])
 @every(lambda case: case.exact)
-def test_every_dtype_gives_what_double_precision_gives_for_the_same_values(case, dtype):
+def test_every_dtype_gives_what_double_precision_gives_for_the_same_values(case, dtypes):
+    for dtype in dtypes:
+        check_dtype(case, dtype)
+
+
+def check_dtype(case: Case, dtype: torch.dtype) -> None:
     low = growing(case, 3, dtype=dtype)
     high = [{name: g.double() for name, g in step.items()} for step in low]
     params = parameters(case.shapes, dtype)

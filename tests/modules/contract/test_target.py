@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 
+import pytest
+import torch
+
 from tests.helpers import at_once, flow, gradients, parameters, same, set_grads
 from tests.modules.contract.common import DTYPES, SICK, growing, inf, with_bad
-from tests.table import LOOSE, every, over
+from tests.table import LOOSE, Case, every, over, sampled
 from torchzero_clip import ClipNorm, Modular
 
 
-@every()
+@sampled()
 def test_an_update_rule_never_writes_the_gradient_or_the_parameter(case):
     steps, params = growing(case, 3), parameters(case.shapes)
     kept = copy.deepcopy(steps)
@@ -22,9 +25,18 @@ def test_an_update_rule_never_writes_the_gradient_or_the_parameter(case):
     same(params, before)
 
 
-@at_once("dtype", DTYPES)
-@every(lambda case: case.aims and type(case.make()) is case.cls)
-def test_a_gradient_rule_writes_into_the_gradient_what_would_have_flowed(case, dtype):
+@pytest.mark.parametrize(
+    "dtypes",
+    [(torch.bfloat16, torch.float32), pytest.param(DTYPES, marks=pytest.mark.slow)],
+    ids=["two", "all"],
+)
+@sampled(lambda case: case.aims and type(case.make()) is case.cls)
+def test_a_gradient_rule_writes_into_the_gradient_what_would_have_flowed(case, dtypes):
+    for dtype in dtypes:
+        check_written(case, dtype)
+
+
+def check_written(case: Case, dtype: torch.dtype) -> None:
     steps = growing(case, 3, dtype=dtype)
     params = parameters(case.shapes, dtype)  # kernels, which a gradient rule has none of, round
     expected = flow(case.make(), params, copy.deepcopy(steps), fused=False)

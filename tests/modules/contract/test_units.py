@@ -10,10 +10,10 @@ from torch.nn import Parameter
 
 from tests.helpers import Named, close, flow, gradients, parameters, same
 from tests.modules.contract.common import SICK, growing
-from tests.table import every, other_values
+from tests.table import every, other_values, sampled
 
 
-@every(lambda case: not case.draws)
+@sampled(lambda case: not case.draws)
 def test_the_order_of_the_parameters_changes_nothing(case):
     steps, params = growing(case, 3), parameters(case.shapes)
     backwards = dict(reversed(params.items()))
@@ -22,7 +22,7 @@ def test_the_order_of_the_parameters_changes_nothing(case):
         close({name: a[name] for name in b}, b)
 
 
-@every(lambda case: not case.draws)
+@sampled(lambda case: not case.draws, one_in=3)
 def test_the_order_of_the_groups_changes_nothing_when_they_agree(case):
     steps, params = growing(case, 3), parameters(case.shapes)
     halves = split(params)
@@ -38,7 +38,7 @@ def split(params: Named) -> list[list[tuple[str, Parameter]]]:
     return [pairs[::2], pairs[1::2]]
 
 
-@every(lambda case: case.scope not in ("global", "layer", "mixed") and not case.draws)
+@sampled(lambda case: case.scope not in ("global", "layer", "mixed") and not case.draws, one_in=2)
 def test_two_groups_are_two_optimizers(case):
     tfm, steps, params = case.make(), growing(case, 3), parameters(case.shapes)
     values = other_values(tfm) if type(tfm) is case.cls else {}

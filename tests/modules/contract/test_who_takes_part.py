@@ -7,11 +7,11 @@ import torch
 
 from tests.helpers import flow, gradients, parameters, same, set_grads
 from tests.modules.contract.common import growing
-from tests.table import every
+from tests.table import every, sampled
 from torchzero_clip import Modular
 
 
-@every(lambda case: not case.draws)
+@sampled(lambda case: not case.draws, one_in=2)
 def test_the_default_device_does_not_matter(case):
     steps = growing(case, 4)
     expected = flow(case.make(), parameters(case.shapes), steps)

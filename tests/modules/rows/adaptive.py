@@ -7,17 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tests.modules.rows.row import (
-    BAD_SLICES,
-    NO_SLICES,
-    Row,
-    at_least,
-    number,
-    scopes,
-    share,
-    shares,
-    steps,
-)
+from tests.modules.rows.row import BAD_SLICES, NO_SLICES, Row, number, scopes
 from torchzero_clip import (
     AGC,
     ACClip,
@@ -58,11 +48,7 @@ ROWS = [
             "without vectors": lambda: AGC(0.1, exclude_1d=True),
             **scopes(lambda dim=None, **kw: AGC(0.1, dim=dim), inverse=False),
         },
-        bad=[
-            *at_least("clipping", 0),
-            *at_least("eps", 0),
-            ({"dim": "row"}, ValueError, "dim must be"),
-        ],
+        bad=[({"dim": "row"}, ValueError, "dim must be")],
         loose={"1e9": lambda: AGC(1e9, 1.0)},
         nonfinite="scaled",
         complex="turns",
@@ -75,12 +61,7 @@ ROWS = [
             "bounds": lambda: TrustRatio(bounds=(0.3, 1.0)),
         },
         bad=[
-            *at_least("coefficient", 0),
             *BAD_SLICES,
-            *number("bounds", (-1.0, 1.0), (0.0, nan), words="2 numbers, each of at least 0"),
-            *number("bounds", (None, 1.0), error=TypeError, words="2 numbers, each of at least 0"),
-            ({"bounds": (1.0,)}, ValueError, "bounds must be 2 numbers, each of at least 0"),
-            ({"bounds": 1.0}, TypeError, "bounds must be 2 numbers, each of at least 0"),
             (
                 {"bounds": (2.0, 1.0)},
                 ValueError,
@@ -98,7 +79,6 @@ ROWS = [
             "far": lambda: Clippy(0.5, 0.1),
             "none from zero": lambda: Clippy(absolute=0.0),
         },
-        bad=[*at_least("relative", 0), *at_least("absolute", 0)],
         loose={"1e9": lambda: Clippy(1e9, 1e9)},
         nonfinite="scaled",
         complex="turns",
@@ -110,13 +90,7 @@ ROWS = [
             **scopes(lambda **kw: AdaGC(warmup_steps=0, **kw), slices=False),
             "warming": lambda: AdaGC(beta=0.5, warmup_steps=3),
         },
-        bad=[
-            *at_least("rel", 0),
-            *at_least("abs", 0),
-            *share("beta"),
-            *steps("warmup_steps", 0),
-            *NO_SLICES,
-        ],
+        bad=[*NO_SLICES],
         loose={"1e9": lambda: AdaGC(1e9, 1e9)},
         memory="guarded",
         complex="turns",
@@ -125,7 +99,7 @@ ROWS = [
     Row(
         AdaGN,
         good=scopes(lambda dim=None: AdaGN((0.5, 0.8), dim=dim), slices=False),
-        bad=[*shares("betas"), *at_least("eps", 0), *NO_SLICES],
+        bad=[*NO_SLICES],
         memory="guarded",
         complex="turns",
         amplifies=1e8,  # by 1 / eps at most
@@ -133,7 +107,6 @@ ROWS = [
     Row(
         ACClip,
         good={"default": ACClip, "short": lambda: ACClip((0.5, 0.8), 1e-3)},
-        bad=[*shares("betas"), *number("eps", 0.0, -1.0, nan, words="a number above 0")],
         memory="guarded",
         complex="refuses",
         per_entry=True,
@@ -148,7 +121,6 @@ ROWS = [
             "past": lambda: AdaClip(0.5),
             "official": lambda: AdaClip(0.5, past_only=False),
         },
-        bad=[*share("theta"), ({"past_only": 1}, TypeError, "past_only must be True or False")],
         memory="guarded",
         complex="turns",
         amplifies=1e3,  # by 1 / (1 - theta)
@@ -178,7 +150,6 @@ ROWS = [
                 ValueError,
                 "warmup_steps must be an integer of at least 2, got 1",
             ),
-            ({"warmup_steps": 2.0}, TypeError, "warmup_steps must be an integer of at least 2"),
             ({"warmup": ClipNormGrowth()}, ValueError, "warmup must be None or a transform"),
             ({"warmup": Normalize()}, ValueError, "warmup must be None or a transform that"),
             (
@@ -204,11 +175,7 @@ ROWS = [
         },
         bad=[
             ({"mode": "median"}, ValueError, "mode must be one of ['auto', 'percentile'], got 'me"),
-            ({"history": "all"}, ValueError, "history must be one of ['window', 'ema'], got 'all'"),
-            *number("percentile", -1, 101, nan, words="a number of at least 0 and at most 100"),
-            *steps("window_size", 1),
-            *steps("warmup_steps", 0),
-            *share("ema_decay"),
+            *number("warmup_steps", -1, words="an integer of at least 0"),
             *NO_SLICES,
         ],
         loose={"still warming": lambda: AutoClip(warmup_steps=1000)},
@@ -224,18 +191,10 @@ ROWS = [
             "skip": lambda: ZClip(0.9, 1.5, 5.0, 2, skip_on_spike=True),
         },
         bad=[
-            *share("alpha"),
-            *number("z_thresh", 0.0, -1, nan, words="a number above 0"),
-            *at_least("max_norm", 0, optional=True),
             (
                 {"warmup_steps": 1},
                 ValueError,
                 "warmup_steps must be an integer of at least 2, got 1",
-            ),
-            (
-                {"mode": "auto"},
-                ValueError,
-                "mode must be one of ['adaptive', 'mean', 'percentile']",
             ),
             *NO_SLICES,
         ],
@@ -246,7 +205,7 @@ ROWS = [
     Row(
         ZScoreClip,
         good=scopes(lambda dim=None: ZScoreClip(1.0, 0.9, 1, dim), slices=False),
-        bad=[*at_least("zmax", 0), *share("ema_decay"), *steps("warmup_steps", 0), *NO_SLICES],
+        bad=[*number("warmup_steps", -1, words="an integer of at least 0"), *NO_SLICES],
         loose={"1e9": lambda: ZScoreClip(1e9)},
         memory="guarded",
         complex="turns",
@@ -254,13 +213,6 @@ ROWS = [
     Row(
         SpikeClip,
         good={"low": lambda: SpikeClip(2.0, 0.5), "default": SpikeClip},
-        bad=[
-            *number("threshold", 0, -1.0, nan, words="a number above 0"),
-            *share("beta", optional=True),
-            *steps("wait", 0),
-            *number("every", 0, -1, words="an integer of at least 1 or None"),
-            *number("every", 1.5, "3", error=TypeError, words="an integer of at least 1 or None"),
-        ],
         loose={"1e9": lambda: SpikeClip(1e9)},
         memory="guarded",
         complex="refuses",

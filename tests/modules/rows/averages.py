@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.modules.rows.row import Bad, Makers, Row, number, share, steps
+from tests.modules.rows.row import Bad, Makers, Row
 from torchzero_clip import (
     LR,
     Chain,
@@ -45,7 +45,7 @@ ROWS = [
             every_2=lambda: WeightEMA(0.5, every=2),
             warmup=lambda: WeightEMA(0.5, warmup=True),
         ),
-        bad=[*share("decay"), *steps("every", 1), *STEPS],
+        bad=[*STEPS],
         loose=behind(1.0, any=lambda: WeightEMA(0.5)),
         aims=False,
         last=True,
@@ -60,7 +60,7 @@ ROWS = [
             late=lambda: WeightAverage(2),
             every_2=lambda: WeightAverage(1, 2),
         ),
-        bad=[*steps("start", 0), *steps("every", 1), *STEPS],
+        bad=[*STEPS],
         loose=behind(1.0, any=WeightAverage),
         aims=False,
         last=True,
@@ -75,12 +75,7 @@ ROWS = [
             k_2=lambda: Lookahead(2),
             sync=lambda: Lookahead(2, 0.8, start="sync"),
         ),
-        bad=[
-            *steps("k", 1),
-            *number("alpha", -0.1, 1.1, words="a number of at least 0 and at most 1"),
-            ({"start": "zero"}, ValueError, "start must be one of ['weights', 'sync'], got 'zero'"),
-            *STEPS,
-        ],
+        bad=[*STEPS],
         loose=behind(1.0, early=lambda: Lookahead(100)),
         memory="free",
         aims=False,
@@ -96,12 +91,7 @@ ROWS = [
             default=ScheduleFree,
             weighted=lambda: ScheduleFree(0.5, r=1.0, weight_lr_power=1.0),
         ),
-        bad=[
-            *number("beta", 0.0, 1.0, words="a number above 0 and below 1 or None"),
-            *number("r", -1.0, words="a number of at least 0"),
-            *number("weight_lr_power", -1.0, words="a number of at least 0"),
-            *STEPS,
-        ],
+        bad=[*STEPS],
         memory="free",
         aims=False,
         last=True,

@@ -5,16 +5,12 @@ from __future__ import annotations
 import math
 
 from tests.modules.rows.row import (
-    BAD_ORD,
     BAD_SLICES,
     NO_SLICES,
     Bad,
     Row,
-    at_least,
-    number,
     orders,
     scopes,
-    share,
 )
 from torchzero_clip import (
     EMA,
@@ -41,21 +37,12 @@ from torchzero_clip import (
 inf, nan = math.inf, math.nan
 
 GROWTH: list[Bad] = [
-    *at_least("add", 0, optional=True),
-    *at_least("mul", 1, optional=True),
-    *at_least("min_value", 0, optional=True),
-    *at_least("max_decay", 1, optional=True),
     ({"add": None, "mul": None}, ValueError, "pass add= or mul=, got None for both"),
 ]
 
 
 BY_EMA: list[Bad] = [
-    *share("beta"),
-    *at_least("eps", 0),
-    *at_least("max_ema_growth", 1, optional=True),
-    *BAD_ORD,
     *NO_SLICES,
-    ({"ema_init": "ones"}, ValueError, "ema_init must be one of ['zeros', 'update'], got 'ones'"),
     (
         {"tensorwise": False, "dim": "layer"},
         ValueError,
@@ -69,7 +56,6 @@ ROWS = [
         ClipValue,
         good={"0.5": lambda: ClipValue(0.5), "zero": lambda: ClipValue(0)},
         args={"value": 1.0},
-        bad=at_least("value", 0),
         loose={"1e9": lambda: ClipValue(1e9), "inf": lambda: ClipValue(inf)},
         nonfinite="entry",
         complex="refuses",
@@ -87,7 +73,7 @@ ROWS = [
             "min_size": lambda: ClipNorm(0.5, min_size=4),
         },
         args={"max_norm": 1.0},
-        bad=[*at_least("max_norm", 0), *BAD_ORD, *BAD_SLICES],
+        bad=[*BAD_SLICES],
         loose={
             **scopes(lambda **kw: ClipNorm(1e9, **kw)),
             **orders(lambda order: ClipNorm(1e9, order)),
@@ -105,12 +91,7 @@ ROWS = [
             "default": lambda: DeltaClip(0.5),
         },
         args={"max_norm": 1.0},
-        bad=[
-            *at_least("max_norm", 0),
-            *number("delta", -0.1, 1.1, nan, words="a number of at least 0 and at most 1"),
-            *BAD_ORD,
-            *BAD_SLICES,
-        ],
+        bad=[*BAD_SLICES],
         loose={"1e9": lambda: DeltaClip(1e9), "1": lambda: DeltaClip(1e-9, 1.0)},
         nonfinite="scaled",
         complex="turns",
@@ -126,14 +107,7 @@ ROWS = [
             "stacks": lambda: Normalize(dim=(-2, -1), per_shape="sqrt_rows"),
         },
         bad=[
-            *at_least("norm_value", 0),
-            *BAD_ORD,
             *BAD_SLICES,
-            (
-                {"per_shape": "min"},
-                ValueError,
-                "per_shape must be one of [None, 'sqrt_min', 'sqrt_",
-            ),
             (
                 {"per_shape": "sqrt_min", "dim": "global"},
                 ValueError,
@@ -146,7 +120,7 @@ ROWS = [
     Row(
         Standardize,
         good=scopes(Standardize),
-        bad=[*at_least("eps", 0), *BAD_SLICES],
+        bad=[*BAD_SLICES],
         nonfinite="shown",
         complex="turns",
         loops=2,
@@ -167,14 +141,6 @@ ROWS = [
             "60 of all": lambda: ClipPercentile(60, "global"),
         },
         args={"percentile": 50.0},
-        bad=[
-            *number("percentile", -1, 100.5, nan, words="a number of at least 0 and at most 100"),
-            *number(
-                "percentile", "50", error=TypeError, words="a number of at least 0 and at most 100"
-            ),
-            ({"dim": "layer"}, ValueError, "dim must be one of [None, 'global'], got 'layer'"),
-            ({"dim": 0}, ValueError, "dim must be one of [None, 'global'], got 0"),
-        ],
         loose={"100": lambda: ClipPercentile(100), "of all": lambda: ClipPercentile(100, "global")},
         nonfinite="entry",
         complex="refuses",
@@ -183,7 +149,7 @@ ROWS = [
     Row(
         ClipRMS,
         good=scopes(lambda **kw: ClipRMS(0.5, **kw)),
-        bad=[*at_least("max_rms", 0), *BAD_SLICES],
+        bad=[*BAD_SLICES],
         loose=scopes(lambda **kw: ClipRMS(1e9, **kw)),
         nonfinite="scaled",
         complex="turns",
@@ -196,7 +162,7 @@ ROWS = [
             "zero": lambda: SoftClip(0),
         },
         args={"max_norm": 1.0},
-        bad=[*at_least("max_norm", 0), *BAD_ORD, *BAD_SLICES],
+        bad=[*BAD_SLICES],
         loose={"inf": lambda: SoftClip(inf)},
         nonfinite="scaled",
         complex="turns",
@@ -212,14 +178,6 @@ ROWS = [
     Row(
         NanToNum,
         good={"zeros": NanToNum, "others": lambda: NanToNum(1.0, 2.0, -3.0)},
-        bad=[
-            bad
-            for name in ("nan", "posinf", "neginf")
-            for bad in (
-                *number(name, nan, words="a number"),
-                *number(name, "0", None, error=TypeError, words="a number"),
-            )
-        ],
         loose={"zeros": NanToNum},
         nonfinite="hidden",
         per_entry=True,
@@ -238,7 +196,6 @@ ROWS = [
         },
         bad=[
             *GROWTH,
-            *BAD_ORD,
             *NO_SLICES,
             (
                 {"parameterwise": False, "dim": "layer"},
@@ -307,8 +264,6 @@ ROWS = [
             "chain": lambda: ClipValueByEMA(0.5, ema_tfm=Chain(EMA(0.5), Scale(-0.5))),
         },
         bad=[
-            *share("beta"),
-            ({"ema_init": None}, ValueError, "ema_init must be one of ['zeros', 'update']"),
             ({"ema_tfm": "Scale"}, TypeError, "ema_tfm must be a Transform or None, got 'Scale'"),
             ({"ema_tfm": Scale}, TypeError, "ema_tfm must be a Transform or None, got"),
             (

@@ -8,17 +8,12 @@ import torch
 from torch import Tensor
 
 from tests.modules.rows.row import (
-    BAD_ORD,
     BAD_SLICES,
     NO_SLICES,
     Bad,
     Row,
-    at_least,
     number,
     scopes,
-    share,
-    shares,
-    steps,
 )
 from torchzero_clip import (
     ADOPT,
@@ -83,7 +78,6 @@ ROWS = [
         LR,
         good={"0.1": lambda: LR(0.1), "tensor": lambda: LR(torch.tensor(0.1))},
         args={"lr": 0.1},
-        bad=at_least("lr", 0),
         loose={"1": lambda: LR(1.0)},
         per_entry=True,
         attaches=False,
@@ -92,12 +86,6 @@ ROWS = [
         Scale,
         good={"-1": lambda: Scale(-1), "0.3": lambda: Scale(0.3)},
         args={"factor": 1.0},
-        bad=[
-            *number("factor", nan, inf, -inf, words="a number above -inf and below inf"),
-            *number(
-                "factor", "1", None, error=TypeError, words="a number above -inf and below inf"
-            ),
-        ],
         loose={"1": lambda: Scale(1.0)},
         per_entry=True,
     ),
@@ -109,7 +97,6 @@ ROWS = [
             "no averages": lambda: Adam((0.0, 0.0), 0.1),
             "uncorrected": lambda: Adam((0.5, 0.9), bias_correction=False),
         },
-        bad=[*shares("betas"), *at_least("eps", 0)],
         memory="free",
         per_entry=True,
         squares=True,
@@ -122,26 +109,6 @@ ROWS = [
             "warm": lambda: AdEMAMix((0.5, 0.9, 0.99), 5.0, alpha_warmup=3, beta3_warmup=2),
             "no average": lambda: AdEMAMix((0.0, 0.9, 0.99), beta3_warmup=3),
         },
-        bad=[
-            (
-                {"betas": (0.9, 0.9, 1.0)},
-                ValueError,
-                "betas must be 3 numbers, each of at least 0 and",
-            ),
-            (
-                {"betas": (nan, 0.9, 0.9)},
-                ValueError,
-                "betas must be 3 numbers, each of at least 0 and",
-            ),
-            ({"betas": (0.9, 0.9)}, ValueError, "betas must be 3 numbers"),
-            ({"betas": 0.9}, TypeError, "betas must be 3 numbers"),
-            *at_least("alpha", 0),
-            *at_least("eps", 0),
-            *number("alpha_warmup", 0, -1, words="an integer of at least 1 or None"),
-            *number("beta3_warmup", 0, -1, words="an integer of at least 1 or None"),
-            *number("alpha_warmup", 1.5, error=TypeError, words="an integer of at least 1 or None"),
-            *number("beta3_warmup", "1", error=TypeError, words="an integer of at least 1 or None"),
-        ],
         memory="free",
         per_entry=True,
         squares=True,
@@ -155,7 +122,6 @@ ROWS = [
             "fast": lambda: NAdam((0.5, 0.9), 1e-3, 0.5),
             "constant": lambda: NAdam((0.0, 0.0), momentum_decay=inf),
         },
-        bad=[*shares("betas"), *at_least("eps", 0), *at_least("momentum_decay", 0)],
         memory="free",
         per_entry=True,
         squares=True,
@@ -164,7 +130,6 @@ ROWS = [
     Row(
         RAdam,
         good={"default": RAdam, "short": lambda: RAdam((0.5, 0.8), 1e-3)},
-        bad=[*shares("betas"), *at_least("eps", 0)],
         memory="free",
         per_entry=True,
         squares=True,
@@ -173,7 +138,6 @@ ROWS = [
     Row(
         Adamax,
         good={"default": Adamax, "short": lambda: Adamax((0.5, 0.6), 1e-3)},
-        bad=[*shares("betas"), *at_least("eps", 0)],
         memory="free",
         per_entry=True,
         amplifies=1e9,
@@ -182,7 +146,6 @@ ROWS = [
     Row(
         Adadelta,
         good={"default": Adadelta, "short": lambda: Adadelta(0.5, 1e-3)},
-        bad=[*share("rho"), *at_least("eps", 0)],
         memory="free",
         per_entry=True,
         squares=True,
@@ -192,17 +155,12 @@ ROWS = [
         Rprop,
         good={"default": Rprop, "narrow": lambda: Rprop(0.1, (0.9, 1.5), (0.05, 0.3))},
         bad=[
-            *at_least("lr", 0),
-            *number("etas", (0.0, 1.2), words="2 numbers, each above 0"),
-            *number("etas", (0.5,), (0.5, 1.2, 1.3), words="2 numbers, each above 0"),
             *number(
                 "etas",
                 (1.2, 0.5),
                 (0.5, 1.0),
                 words="a pair (low, high) with low below 1 and high above 1",
-            ),
-            *number("etas", 0.5, error=TypeError, words="2 numbers, each above 0"),
-            *number("step_sizes", (-1.0, 1.0), words="2 numbers, each of at least 0"),
+            )
         ],
         memory="free",
         per_entry=True,
@@ -213,7 +171,6 @@ ROWS = [
     Row(
         ASGD,
         good={"default": ASGD, "averaging": lambda: ASGD(0.1, 0.1, 0.5, t0=1.0)},
-        bad=[bad for name in ("lr", "lambd", "alpha", "t0") for bad in at_least(name, 0)],
         memory="free",
         per_entry=True,
         adds=True,
@@ -224,7 +181,6 @@ ROWS = [
     Row(
         AdamAtan2,
         good={"default": AdamAtan2, "wide": lambda: AdamAtan2((0.5, 0.9), 1.0, 0.3)},
-        bad=[*shares("betas"), *at_least("a", 0), *at_least("b", 0)],
         memory="free",
         per_entry=True,
         squares=True,
@@ -238,7 +194,6 @@ ROWS = [
             "plain": lambda: AdaBelief((0.5, 0.9), 1e-3, rectify=False),
             "rectified": lambda: AdaBelief((0.5, 0.8), 1e-3),
         },
-        bad=[*shares("betas"), *at_least("eps", 0)],
         memory="free",
         per_entry=True,
         squares=True,
@@ -247,16 +202,6 @@ ROWS = [
     Row(
         Adan,
         good={"default": Adan, "short": lambda: Adan((0.5, 0.6, 0.7), 1e-3)},
-        bad=[
-            (
-                {"betas": (0.9, 0.9, 1.0)},
-                ValueError,
-                "betas must be 3 numbers, each of at least 0 and",
-            ),
-            ({"betas": (0.9, 0.9)}, ValueError, "betas must be 3 numbers"),
-            ({"betas": 0.9}, TypeError, "betas must be 3 numbers"),
-            *at_least("eps", 0),
-        ],
         memory="free",
         per_entry=True,
         squares=True,
@@ -268,7 +213,6 @@ ROWS = [
             "default": lambda: Chain(LaProp(), LR(0.1)),
             "short": lambda: Chain(LaProp((0.5, 0.9), 1e-3), LR(0.1)),
         },
-        bad=[*shares("betas"), *at_least("eps", 0)],
         memory="free",
         per_entry=True,
         squares=True,
@@ -278,7 +222,6 @@ ROWS = [
     Row(
         Yogi,
         good={"default": Yogi, "short": lambda: Yogi((0.5, 0.9), 1e-2, 0.125)},
-        bad=[*shares("betas"), *at_least("eps", 0), *at_least("initial_accumulator", 0)],
         memory="free",
         per_entry=True,
         squares=True,
@@ -294,7 +237,6 @@ ROWS = [
     Row(
         Grokfast,
         good={"default": Grokfast, "even": lambda: Grokfast(0.5, 1.0)},
-        bad=[*share("alpha"), *at_least("lamb", 0)],
         loose={"0": lambda: Grokfast(lamb=0.0)},
         memory="free",
         per_entry=True,
@@ -309,12 +251,6 @@ ROWS = [
             "coupled": lambda: ADOPT((0.5, 0.9), 1e-2, 0.1, 0.1, decouple=False),
             "no clip": lambda: ADOPT((0.5, 0.9), 0.3, None),
         },
-        bad=[
-            *shares("betas"),
-            *number("eps", 0.0, -1.0, nan, words="a number above 0"),
-            *at_least("clip_power", 0, optional=True),
-            *at_least("weight_decay", 0),
-        ],
         memory="free",
         per_entry=True,
         squares=True,
@@ -332,7 +268,6 @@ ROWS = [
     Row(
         Mars,
         good={"default": Mars, "strong": lambda: Mars(0.5, 2.0)},
-        bad=[*share("beta", optional=True), *at_least("gamma", 0)],
         loose={"0": lambda: Mars(gamma=0.0)},
         memory="free",
         per_entry=True,
@@ -345,23 +280,11 @@ ROWS = [
             "strict": lambda: Chain(Adafactor(-0.5, (0.1, 0.3), 1.2), LR(0.5)),
         },
         bad=[
-            *number("beta2_decay", 0.5, nan, words="a number of at most 0"),
-            *at_least("d", 1),
-            (
-                {"eps": (-1.0, 0.1)},
-                ValueError,
-                "eps must be 2 numbers, each of at least 0 or None, got",
-            ),
             (
                 {"eps": (0.1, None)},
                 ValueError,
                 "Adafactor: the second value of eps must be a number, got",
-            ),
-            (
-                {"eps": None},
-                TypeError,
-                "eps must be 2 numbers, each of at least 0 or None, got None",
-            ),
+            )
         ],
         scope={"default": "slices", "strict": "slices"},
         complex="refuses",
@@ -377,16 +300,6 @@ ROWS = [
             "default": CAME,
             "fast": lambda: CAME((0.5, 0.9, 0.8), (1e-8, 1e-2), 0.5),
         },
-        bad=[
-            (
-                {"betas": (0.9, 0.9, 1.0)},
-                ValueError,
-                "betas must be 3 numbers, each of at least 0 and",
-            ),
-            ({"betas": (0.9, 0.9)}, ValueError, "betas must be 3 numbers"),
-            ({"eps": (0.0, 1.0)}, ValueError, "eps must be 2 numbers, each above 0, got"),
-            *number("clip_threshold", 0, -1.0, words="a number above 0"),
-        ],
         scope={"default": "slices", "fast": "slices"},
         complex="refuses",
         memory="free",
@@ -414,15 +327,6 @@ ROWS = [
             "decay": lambda: Chain(Prodigy(weight_decay=0.1, d0=0.01), LR(1.0)),
             "coupled": lambda: Chain(Prodigy(weight_decay=0.1, decouple=False, d0=0.01), LR(1.0)),
         },
-        bad=[
-            *shares("betas"),
-            *number("beta3", 1.0, -0.1, words="a number of at least 0 and below 1 or None"),
-            *number("eps", 0.0, -1.0, nan, words="a number above 0"),
-            *at_least("weight_decay", 0),
-            *number("d0", 0.0, -1.0, nan, words="a number above 0"),
-            *number("d_coef", 0.0, -1.0, words="a number above 0"),
-            *at_least("growth_rate", 1),
-        ],
         scope=dict.fromkeys(("default", "safe", "decay", "coupled"), "global"),
         complex="refuses",
         memory="free",
@@ -450,15 +354,6 @@ ROWS = [
             "decay": lambda: DAdaptAdam(weight_decay=0.1, d0=0.01),
             "coupled": lambda: DAdaptAdam(weight_decay=0.1, decouple=False, d0=0.01),
         },
-        bad=[
-            *at_least("lr", 0),
-            *shares("betas"),
-            *number("eps", 0.0, -1.0, nan, words="a number above 0"),
-            *at_least("weight_decay", 0),
-            *number("d0", 0.0, -1.0, nan, words="a number above 0"),
-            *at_least("growth_rate", 1),
-            *at_least("layer_scale", 0),
-        ],
         scope=dict.fromkeys(("default", "corrected", "decay", "coupled"), "global"),
         complex="refuses",
         memory="free",
@@ -476,11 +371,6 @@ ROWS = [
             "default": StableAdam,
             "decay": lambda: StableAdam((0.5, 0.9), 1e-3, 0.1),
         },
-        bad=[
-            *shares("betas"),
-            *number("eps", 0.0, -1.0, nan, words="a number above 0"),
-            *at_least("weight_decay", 0),
-        ],
         memory="free",
         squares=True,
         adds=True,
@@ -495,11 +385,7 @@ ROWS = [
             "both": lambda: Momentum(0.8, True, 0.3),
             "none": lambda: Momentum(0.0),
         },
-        bad=[
-            *at_least("momentum", 0),
-            *number("dampening", 1.5, nan, words="a number of at most 1"),
-            *number("dampening", "0", error=TypeError, words="a number of at most 1"),
-        ],
+        bad=number("momentum", -0.5, words="a number of at least 0"),
         loose={"none": lambda: Momentum(0.0)},
         memory="free",
         per_entry=True,
@@ -513,7 +399,7 @@ ROWS = [
             "momentum": lambda: RMSprop(0.9, 1e-3, 0.5),
             "both": lambda: RMSprop(0.9, 1e-3, 0.5, True),
         },
-        bad=[*share("alpha", optional=True), *at_least("eps", 0), *at_least("momentum", 0)],
+        bad=number("momentum", -0.5, words="a number of at least 0"),
         memory="free",
         per_entry=True,
         squares=True,
@@ -522,11 +408,6 @@ ROWS = [
     Row(
         Adagrad,
         good={"default": Adagrad, "decay": lambda: Adagrad(0.1, 0.5, 1e-3)},
-        bad=[
-            *at_least("lr_decay", 0),
-            *at_least("initial_accumulator_value", 0),
-            *at_least("eps", 0),
-        ],
         memory="free",
         per_entry=True,
         squares=True,
@@ -535,7 +416,6 @@ ROWS = [
     Row(
         Lion,
         good={"default": Lion, "short": lambda: Lion((0.5, 0.6))},
-        bad=shares("betas"),
         memory="free",
         per_entry=True,
         keeps=("exp_avg",),
@@ -548,12 +428,11 @@ ROWS = [
             "nesterov": lambda: EMA(0.5, nesterov=True),
         },
         bad=[
-            *share("beta"),
             (
                 {"debias": True, "nesterov": True},
                 ValueError,
                 "debias=True and nesterov=True cannot be combined: pass only one of",
-            ),
+            )
         ],
         loose={"none": lambda: EMA(0.0), "none ahead": lambda: EMA(0.0, nesterov=True)},
         memory="free",
@@ -568,7 +447,6 @@ ROWS = [
             "proximal": lambda: Chain(WeightDecay(0.1, proximal=True), LR(0.5)),
         },
         args={"weight_decay": 0.1},
-        bad=at_least("weight_decay", 0),
         loose={"none": lambda: WeightDecay(0.0)},
         per_entry=True,
         adds=True,
@@ -588,12 +466,6 @@ ROWS = [
         Warmup,
         good={"3": lambda: Warmup(3), "1": lambda: Warmup(1)},
         args={"steps": 3},
-        bad=[
-            *number("steps", 0, -1, words="an integer of at least 1"),
-            *number(
-                "steps", 1.5, "3", None, True, error=TypeError, words="an integer of at least 1"
-            ),
-        ],
         loose={"1": lambda: Warmup(1)},
         memory="free",
         per_entry=True,
@@ -605,7 +477,7 @@ ROWS = [
             "largest": lambda: MaxNorm(0.5, inf),
         },
         args={"max_norm": 1.0},
-        bad=[*at_least("max_norm", 0), *BAD_ORD, *BAD_SLICES, *STEPS],
+        bad=[*BAD_SLICES, *STEPS],
         loose={"1e9": lambda: MaxNorm(1e9)},
         complex="turns",
         adds=True,
@@ -619,11 +491,7 @@ ROWS = [
             **scopes(Watch),
             "behind": lambda: Chain(Momentum(0.5), LR(0.1), Watch("global")),
         },
-        bad=[
-            *[bad for bad in BAD_SLICES if "min_size" not in bad[0]],
-            *steps("every", 1),
-            *STEPS,
-        ],
+        bad=[*[bad for bad in BAD_SLICES if "min_size" not in bad[0]], *STEPS],
         loose={"any": Watch},
         per_entry=True,
         aims=False,
@@ -653,7 +521,7 @@ ROWS = [
         Project,
         good={"relu": lambda: Project(torch.relu), "tanh": lambda: Project(torch.tanh)},
         args={"fn": torch.relu},
-        bad=[({"fn": 2.0}, TypeError, "fn must be a function, got 2.0"), *STEPS],
+        bad=[*STEPS],
         loose={"clone": lambda: Project(torch.clone)},
         complex="free",
         adds=True,
@@ -666,12 +534,7 @@ ROWS = [
         QKClip,
         good={"heads": lambda: QKClip(heads), "low": lambda: QKClip(heads, 10.0, 0.2)},
         args={"max_logits": heads},
-        bad=[
-            ({"max_logits": 400.0}, TypeError, "max_logits must be a function, got 400.0"),
-            *number("tau", 0.0, -1.0, nan, words="a number above 0"),
-            *number("alpha", -0.1, 1.1, nan, words="a number of at least 0 and at most 1"),
-            *STEPS,
-        ],
+        bad=[*STEPS],
         loose={"1e9": lambda: QKClip(heads, 1e9)},
         complex="refuses",
         matrices=True,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.modules.rows.row import BAD_ORD, BAD_SLICES, Bad, Row, at_least, number, scopes, steps
+from tests.modules.rows.row import BAD_SLICES, Bad, Row, scopes
 from torchzero_clip import (
     EMA,
     LR,
@@ -47,7 +47,6 @@ INNER: list[Bad] = [
     ({"tfm": "Scale"}, TypeError, "tfm must be a Transform, got 'Scale'"),
     ({"tfm": Scale}, TypeError, "tfm must be a Transform, got"),
     ({"target": "grad"}, ValueError, "target= must be 'update', got 'grad': pass target="),
-    ({"where": "weight"}, TypeError, "where must be a function, got 'weight'"),
 ]
 
 
@@ -177,7 +176,6 @@ ROWS = [
             ({"transforms": {"a": "Scale"}}, TypeError, "transforms must be a dict from names to"),
             ({"transforms": {}}, TypeError, "transforms must be a dict from names to"),
             ({"transforms": {"a": Freeze(never)}}, ValueError, "transforms must return an update"),
-            ({"merge": "sum"}, TypeError, "merge must be a function, got 'sum'"),
             ({"target": "grad"}, ValueError, "target= must be 'update', got 'grad': pass target="),
         ],
         loose={"one": lambda: Parallel({"a": ClipNorm(1e9)}, total)},
@@ -195,7 +193,6 @@ ROWS = [
         args={"norm_of": Scale(2.0), "direction_of": Scale(-1.0)},
         bad=[
             *BAD_SLICES,
-            *BAD_ORD,
             ({"norm_of": "Adam"}, TypeError, "norm_of must be a Transform, got 'Adam'"),
             ({"direction_of": Adam}, TypeError, "direction_of must be a Transform, got <class"),
             ({"norm_of": Guard()}, ValueError, "norm_of must return an update for every param"),
@@ -215,7 +212,7 @@ ROWS = [
             "chain": lambda: Steepest(Chain(ClipNorm(0.5), Scale(-2.0))),
         },
         args={"tfm": Scale(2.0)},
-        bad=[*BAD_SLICES, *INNER[:3], *KEEPS],
+        bad=[*BAD_SLICES, *INNER, *KEEPS],
         memory="free",
         complex="free",
         aims=False,
@@ -229,7 +226,7 @@ ROWS = [
             "average": lambda: When(odd, EMA(0.5)),
         },
         args={"condition": lambda step: True, "tfm": Scale(2.0)},
-        bad=[*INNER[:3], ({"condition": 5}, TypeError, "condition must be a function, got 5")],
+        bad=INNER,
         loose={"never": lambda: When(never, Scale(2.0))},
         memory="free",
         graphs=4,
@@ -244,9 +241,7 @@ ROWS = [
         },
         args={"tfm": Scale(2.0), "every": 3},
         bad=[
-            *INNER[:3],
-            *steps("every", 1),
-            *steps("warmup", 0),
+            *INNER,
             ({"keep": "step"}, TypeError, "keep= must be a sequence of state names, got 's"),
             ({"keep": (1,)}, TypeError, "keep= must be a sequence of state names, got (1"),
         ],
@@ -266,7 +261,7 @@ ROWS = [
             "chain": lambda: Carry(Chain(ClipNormGrowth(mul=1.1), Scale(0.5))),
         },
         args={"tfm": Scale(2.0)},
-        bad=[*INNER[:3], *KEEPS],
+        bad=[*INNER, *KEEPS],
         loose={"no clip": lambda: Carry(ClipNorm(1e9))},
         memory="free",
         complex="free",
@@ -279,10 +274,7 @@ ROWS = [
         Accumulate,
         good={"2": lambda: Accumulate(2), "1": lambda: Accumulate(1)},
         args={"steps": 2},
-        bad=[
-            *steps("steps", 1),
-            ({"target": "grad"}, ValueError, "target= must be 'update', got 'grad'"),
-        ],
+        bad=[({"target": "grad"}, ValueError, "target= must be 'update', got 'grad'")],
         loose={"1": lambda: Accumulate(1)},
         memory="free",
         graphs=4,
@@ -295,7 +287,6 @@ ROWS = [
         Freeze,
         good={"biases": lambda: Freeze(is_bias), "nothing": lambda: Freeze(never)},
         args={"where": lambda name, p: False},
-        bad=[({"where": "bias"}, TypeError, "where must be a function, got 'bias'")],
         loose={"nothing": lambda: Freeze(never)},
         per_entry=True,
     ),
@@ -309,7 +300,6 @@ ROWS = [
         Lambda,
         good={"tanh": lambda: Lambda(torch.tanh)},
         args={"fn": torch.tanh},
-        bad=[({"fn": 2.0}, TypeError, "fn must be a function, got 2.0")],
         loose={"clone": lambda: Lambda(torch.clone)},
         nonfinite="entry",
         complex="free",
@@ -320,11 +310,6 @@ ROWS = [
         Noise,
         good={"0.1": lambda: Noise(0.1), "other": lambda: Noise(0.1, 1.0, 3)},
         args={"eta": 0.1},
-        bad=[
-            *at_least("eta", 0),
-            *number("gamma", nan, inf, -inf, words="a number above -inf and below inf"),
-            *number("seed", 1.5, None, error=TypeError, words="an integer"),
-        ],
         memory="free",
         adds=True,
         exact=False,
@@ -336,19 +321,6 @@ ROWS = [
     Row(
         Guard,
         good={"zero": lambda: Guard("zero")},
-        bad=[
-            ({"on_nonfinite": "stop"}, ValueError, "on_nonfinite must be one of ['skip', 'zero', "),
-            (
-                {"max_consecutive": 0},
-                ValueError,
-                "max_consecutive must be an integer of at least 1",
-            ),
-            (
-                {"max_consecutive": 1.5},
-                TypeError,
-                "max_consecutive must be an integer of at least 1",
-            ),
-        ],
         loose={"zero": lambda: Guard("zero"), "skip": Guard},
         nonfinite="hidden",
         per_entry=True,
@@ -381,14 +353,6 @@ ROWS = [
         SkipLarge,
         good={"huge": lambda: SkipLarge(1e30), "some": lambda: SkipLarge(6.0)},
         args={"max_norm": 1.0},
-        bad=[
-            *at_least("max_norm", 0),
-            (
-                {"max_consecutive": 0},
-                ValueError,
-                "max_consecutive must be an integer of at least 1",
-            ),
-        ],
         loose={"inf": lambda: SkipLarge(inf)},
         memory="guarded",
         scope={"huge": "global", "some": "global"},
@@ -399,17 +363,8 @@ ROWS = [
         SkipSpike,
         good={"new": SkipSpike, "soon": lambda: SkipSpike(window=4, least=2, sigmas=1.0)},
         bad=[
-            *at_least("sigmas", 0),
-            ({"window": 1}, ValueError, "window must be an integer of at least 2"),
             ({"least": 1}, ValueError, "least must be an integer of at least 2 and at most 128"),
             ({"least": 129}, ValueError, "least must be an integer of at least 2 and at most 128"),
-            ({"patience": -1}, ValueError, "patience must be an integer of at least 0"),
-            ({"keep_skipped": 1}, TypeError, "keep_skipped must be True or False"),
-            (
-                {"max_consecutive": 0},
-                ValueError,
-                "max_consecutive must be an integer of at least 1",
-            ),
         ],
         loose={"inf": lambda: SkipSpike(sigmas=inf)},
         memory="guarded",

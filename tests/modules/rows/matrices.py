@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from tests.modules.rows.row import Bad, Row, at_least, number, share, shares, steps
+from tests.modules.rows.row import Row
 from torchzero_clip import (
     Adam,
     Chain,
@@ -29,24 +29,6 @@ from torchzero_clip import (
 
 inf, nan = math.inf, math.nan
 
-LAYOUTS: list[Bad] = [
-    ({"layout": 3}, TypeError, "layout must be a dict of name patterns and layouts"),
-    ({"layout": {"|": [3]}}, ValueError, "the keys of layout must be names or patterns, such as"),
-    ({"layout": {"w": 3}}, ValueError, "the layout 3 for the names 'w' is invalid: a layout mu"),
-    (
-        {"layout": {"w": [3.0, 3.0]}},
-        ValueError,
-        "the layout [3.0, 3.0] for the names 'w' is invalid: a",
-    ),
-    (
-        {"layout": {"w": [-1, 7]}},
-        ValueError,
-        "the layout [-1, 7] for the names 'w' is invalid: a l",
-    ),
-    ({"layout": {"w": True}}, ValueError, "the layout True for the names 'w' is invalid: a layo"),
-    ({"layout": {"w": "a b"}}, ValueError, "the layout 'a b' for the names 'w' is invalid: the pa"),
-]
-
 
 def halves(name: str, t: Tensor) -> list[int] | None:
     """Two matrices, one after the other, in every parameter with an even number of rows."""
@@ -65,16 +47,11 @@ ROWS = [
             "layout": lambda: Orthogonalize(layout=halves),
         },
         bad=[
-            *number("steps", 0, words="an integer of at least 1 or None"),
-            *number("steps", 2.5, error=TypeError, words="an integer of at least 1 or None"),
-            *at_least("eps", 0),
             ({"coefficients": (nan, 0.0, 0.0)}, ValueError, "coefficients must be one of ['quin"),
             ({"coefficients": (1.0, 2.0)}, ValueError, "3 numbers, or 3 numbers for each step"),
             ({"coefficients": ()}, ValueError, "coefficients must be one of ['quintic', 'polar"),
             ({"coefficients": "cubic"}, ValueError, "for each step, got 'cubic'"),
             ({"coefficients": None}, ValueError, "for each step, got None"),
-            ({"scale": "muon"}, ValueError, "scale must be one of [None, 'original', 'match_rms"),
-            *LAYOUTS,
         ],
         complex="refuses",
         matrices=True,
@@ -85,7 +62,6 @@ ROWS = [
         ClipSpectral,
         good={"0.5": lambda: ClipSpectral(0.5)},
         args={"max_norm": 1.0},
-        bad=[*at_least("max_norm", 0), *LAYOUTS],
         loose={"1e9": lambda: ClipSpectral(1e9)},
         complex="refuses",
         matrices=True,
@@ -95,7 +71,6 @@ ROWS = [
     Row(
         EqualRows,
         good={"default": EqualRows, "layout": lambda: EqualRows(layout=halves)},
-        bad=LAYOUTS,
         nonfinite="scaled",
         scope={"default": "tensor", "layout": "slices"},
         complex="turns",
@@ -108,11 +83,6 @@ ROWS = [
             "default": NeuronNorm,
             "longer": lambda: NeuronNorm(0.5, neurons="longer"),
         },
-        bad=[
-            *share("beta"),
-            ({"neurons": "columns"}, ValueError, "neurons must be one of ['rows', 'longer'], got"),
-            *LAYOUTS,
-        ],
         memory="guarded",
         scope={"default": "tensor", "longer": "tensor"},
         complex="turns",
@@ -129,14 +99,6 @@ ROWS = [
         },
         args={"share": 0.5, "tfm": Orthogonalize()},
         bad=[
-            *number("share", 0.0, -0.5, 1.5, nan, words="a number above 0 and at most 1"),
-            *number("share", None, "1", error=TypeError, words="a number above 0 and at most 1"),
-            *number("error", -0.1, 1.5, nan, words="a number of at least 0 and at most 1"),
-            (
-                {"lines": "columns"},
-                ValueError,
-                "lines must be one of ['shorter', 'rows'], got 'co",
-            ),
             (
                 {"tfm": Adam()},
                 TypeError,
@@ -154,7 +116,6 @@ ROWS = [
                 "matrices without state, layout= or target=, such",
             ),
             ({"tfm": None}, TypeError, "as Orthogonalize(), got None"),
-            *LAYOUTS,
         ],
         memory="free",
         complex="refuses",
@@ -170,18 +131,6 @@ ROWS = [
             "ratio": ScaleByShape,
             "columns": lambda: ScaleByShape(0.5, "inverse_columns"),
         },
-        bad=[
-            *number("factor", nan, inf, -inf, words="a number above -inf and below inf"),
-            *number(
-                "factor", "1", None, error=TypeError, words="a number above -inf and below inf"
-            ),
-            (
-                {"by": "rows"},
-                ValueError,
-                "by must be one of ['sqrt_ratio', 'inverse_columns'], go",
-            ),
-            *LAYOUTS,
-        ],
         complex="turns",
         matrices=True,
     ),
@@ -193,13 +142,6 @@ ROWS = [
             "layout": lambda: SOAPBasis(every=2, layout=halves, stagger=True),
             "use": lambda: SOAPBasis(every=2, first="use"),
         },
-        bad=[
-            *share("beta", optional=True),
-            *steps("every", 1),
-            *steps("max_dim", 0),
-            ({"first": "last"}, ValueError, "first must be one of ['skip', 'step', 'use'], got 'l"),
-            *LAYOUTS,
-        ],
         memory="free",
         complex="free",
         matrices=True,
@@ -213,15 +155,6 @@ ROWS = [
             "short": lambda: KLBasis(every=3, max_dim=3, first="step", initial=1.0),
             "layout": lambda: KLBasis(every=2, layout=halves, stagger=True),
         },
-        bad=[
-            *share("beta", optional=True),
-            *steps("every", 1),
-            *steps("max_dim", 0),
-            *number("initial", 0.0, -1.0, nan, words="a number above 0"),
-            *steps("most", 10),
-            ({"first": "last"}, ValueError, "first must be one of ['skip', 'step', 'use'], got 'l"),
-            *LAYOUTS,
-        ],
         memory="free",
         complex="free",
         matrices=True,
@@ -236,14 +169,6 @@ ROWS = [
             "layout": lambda: Shampoo(every=2, layout=halves, stagger=True),
             "grafted": lambda: Graft(Adam(), Shampoo(every=2)),
         },
-        bad=[
-            *shares("betas"),
-            *number("eps", 0.0, -1.0, nan, words="a number above 0"),
-            *number("exponent", 0.0, 1.5, nan, words="a number above 0 and at most 1"),
-            *steps("every", 1),
-            *steps("max_dim", 0),
-            *LAYOUTS,
-        ],
         memory="free",
         complex="refuses",
         matrices=True,
@@ -260,19 +185,6 @@ ROWS = [
             "layout": lambda: Kron(every=2, diagonal="one", layout=halves),
             "clipped": lambda: Chain(Kron(diagonal="all", eps=0.0), ClipRMS(1.1)),
         },
-        bad=[
-            *share("beta"),
-            *number("precond_lr", -0.1, 1.5, nan, words="a number of at least 0 and at most 1"),
-            *number("every", 0, -7, words="an integer of at least 1 or None"),
-            *number(
-                "every", 2.0, "3", True, error=TypeError, words="an integer of at least 1 or None"
-            ),
-            *steps("max_dim", 0),
-            *number("initial", 0.0, -1.0, nan, words="a number above 0"),
-            *at_least("eps", 0),
-            ({"diagonal": "left"}, ValueError, "diagonal must be one of [None, 'longer', 'one', "),
-            *LAYOUTS,
-        ],
         memory="free",
         complex="refuses",
         matrices=True,
