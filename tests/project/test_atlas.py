@@ -84,9 +84,7 @@ def test_what_is_apart_is_relative_and_no_number_is_infinite() -> None:
 
 
 @pytest.mark.parametrize("rule", some(["ZClip", "ClipNorm", "AutoClip"], one_in=3))
-def test_a_run_among_others_is_as_if_alone(
-    runs: tuple[list[str], torch.Tensor], rule: str
-) -> None:
+def test_a_run_among_others_is_as_if_alone(runs: tuple[list[str], torch.Tensor], rule: str) -> None:
     names, grads = runs
     part = grads[BEFORE - 30 : BEFORE + 10]
     many = walk(Usual(1.0, "layer"), rule, "before Adam", part)

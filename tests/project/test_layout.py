@@ -102,9 +102,9 @@ def inside_engines(source):
     if not re.search("engine|Compiled|Eager", source):
         return
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Attribute) and node.attr in INSIDE_AN_ENGINE:
-            if ast.unparse(node.value).endswith("engine"):
-                yield node.attr
+        inside = isinstance(node, ast.Attribute) and node.attr in INSIDE_AN_ENGINE
+        if inside and ast.unparse(node.value).endswith("engine"):
+            yield node.attr
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
             of, name = map(ast.unparse, node.args[:2])
             yield from {name.strip("'")} & INSIDE_AN_ENGINE if of.endswith("engine") else ()
