@@ -267,6 +267,7 @@ def package() -> Any:
     return griffe.load("torchzero_clip", search_paths=[ROOT], extensions=extensions)
 
 
+@pytest.mark.slow
 def test_a_function_in_a_file_of_its_own_name_has_its_arguments_on_its_page(package: Any) -> None:
     for name in torchzero_clip.__all__:
         if (
@@ -276,6 +277,7 @@ def test_a_function_in_a_file_of_its_own_name_has_its_arguments_on_its_page(pack
             assert package[name].is_function, name
 
 
+@pytest.mark.slow
 def test_what_a_page_lists_of_a_class_is_there_and_says_what_it_does(package: Any) -> None:
     """mkdocstrings leaves out what it does not find, without a word."""
     page = (ROOT / "docs" / "api.md").read_text()
