@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import os
-import subprocess
+import io
+import runpy
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from torchzero_clip.core import Description
 from torchzero_clip.core.formula import formula_of
 from torchzero_clip.published import NAMES, links_of
 
-ROOT = Path(__file__).parent.parent
 BASES = {"AdaptiveRule", "Chain", "Criterion", "NormRule", "TensorwiseTransform", "Transform"}
 RULES = {
     name
@@ -141,17 +139,18 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "python -m torchzero_clip" in out
 
 
-def test_it_runs_as_a_module_where_the_terminal_knows_ascii_alone() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "torchzero_clip", "Scale"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONIOENCODING": "ascii"},
-    )
-    assert done.stdout.startswith("Scale(factor")
-    assert "u ? factor ? u" in done.stdout
+def test_it_runs_as_a_module_where_the_terminal_knows_ascii_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+    monkeypatch.setattr(sys, "argv", ["torchzero_clip", "Scale"])
+    monkeypatch.delitem(sys.modules, "torchzero_clip.__main__")  # or runpy warns
+    runpy.run_module("torchzero_clip", run_name="__main__")
+    sys.stdout.flush()
+    text = printed.getvalue().decode("ascii")
+    assert text.startswith("Scale(factor")
+    assert "u ? factor ? u" in text
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))

@@ -346,7 +346,9 @@ HOW = {
 }
 
 
-@pytest.mark.parametrize("tensor", [False, True], ids=["float", "tensor"])
+@pytest.mark.parametrize(
+    "tensor", [pytest.param(False, marks=pytest.mark.slow), True], ids=["float", "tensor"]
+)
 @pytest.mark.parametrize("order", [["opt", "parts"], ["parts", "opt"]], ids=str)
 @pytest.mark.parametrize("how", HOW)
 def test_a_resumed_run_is_the_run_that_went_on(how: str, order: list[str], tensor: bool) -> None:

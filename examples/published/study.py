@@ -234,6 +234,11 @@ class Results:
         ]
         return "\n\n".join([markdown(head, lines), *["\n".join(further)] * bool(further)])
 
+    @cached_property
+    def _cells(self) -> list[list[str]]:
+        rows = [line.split("|")[1:-1] for line in self.table().splitlines() if "|" in line]
+        return [[cell.strip() for cell in row] for row in rows]
+
     def cell(self, *words: str) -> str:
         """Return a cell of the table, or a further comparison.
 
@@ -243,8 +248,7 @@ class Results:
         """
         if words in self.comparisons:
             return told(self.comparisons[words])
-        rows = [line.split("|")[1:-1] for line in self.table().splitlines() if "|" in line]
-        head, _, *rows = [[cell.strip() for cell in row] for row in rows]
+        head, _, *rows = self._cells
         *first, last = words
         (row,) = [row for row in rows if row[: len(first)] == first]
         return row[head.index(last)]

@@ -62,12 +62,29 @@ def guide(wanted):
     if wanted.startswith("picture_"):
         troubles = {report.named(trouble): trouble for trouble in report.CASES}
         return drawing.picture(rows, troubles[wanted.removeprefix("picture_")])
-    return report.tables(rows)[wanted]
+    return guide_tables()[wanted]
+
+
+@cache
+def guide_tables():
+    report = module("benchmarks.guide.report")
+    return report.tables(report.results())
 
 
 def averages(wanted):
+    return averaged_tables()[wanted]
+
+
+@cache
+def averaged_tables():
     study = module("benchmarks.studies.averaged")
-    return study.tables(study.results())[wanted]
+    return study.tables(study.results())
+
+
+@cache
+def averaged_comparisons():
+    study = module("benchmarks.studies.averaged")
+    return study.compared(study.results())
 
 
 def suites(wanted):
@@ -122,8 +139,7 @@ def guide_comparison(*wanted):
 
 
 def mean(*wanted):
-    study = module("benchmarks.studies.averaged")
-    return str(study.compared(study.results())[wanted])
+    return str(averaged_comparisons()[wanted])
 
 
 def cell(rule, place, trouble, column):

@@ -22,6 +22,7 @@ from benchmarks.atlas.report import FIRST, claims, complete, picture, sentences,
 from benchmarks.atlas.rules import CASES, RULES, Usual
 from benchmarks.atlas.runs import Curve, Row, apart, back, measured, walk
 from benchmarks.rows import read
+from tests.helpers import some
 
 ROWS: list[Row] = read(RESULTS / "atlas.csv", Row)
 CURVES: list[Curve] = read(RESULTS / "atlas_curves.csv", Curve)
@@ -38,10 +39,22 @@ def test_a_healthy_gradient_is_about_one_long_and_has_the_signal_in_it() -> None
     assert along.mean().item() == pytest.approx(0.447, abs=0.02)  # ½ / √(¼ + 1)
 
 
+@pytest.fixture(scope="module")
+def runs() -> tuple[list[str], torch.Tensor]:
+    return gradients()
+
+
+@pytest.fixture(scope="module")
+def calm() -> torch.Tensor:
+    return healthy()
+
+
 @pytest.mark.parametrize("name", TROUBLES)
-def test_a_trouble_changes_what_it_says_and_the_last_step_is_a_spike(name: str) -> None:
-    names, grads = gradients()
-    own, calm = grads[:, names.index(name)], healthy()
+def test_a_trouble_changes_what_it_says_and_the_last_step_is_a_spike(
+    runs: tuple[list[str], torch.Tensor], calm: torch.Tensor, name: str
+) -> None:
+    names, grads = runs
+    own = grads[:, names.index(name)]
     changed = (own != calm).any(1).nonzero().flatten()
     trouble = TROUBLES[name]
     if trouble.lasts:
@@ -70,12 +83,12 @@ def test_what_is_apart_is_relative_and_no_number_is_infinite() -> None:
     assert apart(torch.tensor([torch.nan]), torch.ones(1)) == math.inf
 
 
-@pytest.mark.parametrize("rule", ["ClipNorm", "ZClip", "AutoClip"])
-def test_a_run_among_others_is_as_if_alone(rule: str) -> None:
-    names, grads = gradients()
-    some = grads[BEFORE - 30 : BEFORE + 10]
-    many = walk(Usual(1.0, "layer"), rule, "before Adam", some)
-    one = walk(Usual(1.0), rule, "before Adam", some[:, [names.index("spike ×1000")]])
+@pytest.mark.parametrize("rule", some(["ZClip", "ClipNorm", "AutoClip"], one_in=3))
+def test_a_run_among_others_is_as_if_alone(runs: tuple[list[str], torch.Tensor], rule: str) -> None:
+    names, grads = runs
+    part = grads[BEFORE - 30 : BEFORE + 10]
+    many = walk(Usual(1.0, "layer"), rule, "before Adam", part)
+    one = walk(Usual(1.0), rule, "before Adam", part[:, [names.index("spike ×1000")]])
     run = names.index("spike ×1000")
     torch.testing.assert_close(many.steps[:, run], one.steps[:, 0])
     assert torch.equal(many.touched[:, run], one.touched[:, 0])
@@ -89,6 +102,7 @@ def test_the_results_are_of_all_rules_places_and_troubles() -> None:
     assert len(CURVES) == 2 * len(CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [("ZClip", "alone"), ("ClipNorm", "before Adam")])
 def test_the_results_are_what_the_code_gives(case: tuple[str, str]) -> None:
     rows, curves = measured(case)

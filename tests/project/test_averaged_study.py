@@ -61,6 +61,7 @@ def test_the_tuning_comes_first_and_the_tables_are_of_pairs(
     assert capsys.readouterr().out.count("| rate |") == len(TASKS)
 
 
+@pytest.mark.slow
 def test_what_is_published_is_complete_and_on_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     rows, page = results(), (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
     assert not list(missing(rows))

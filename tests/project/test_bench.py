@@ -238,6 +238,7 @@ def test_a_use_of_torch_that_is_not_documented_has_a_line_without_a_bar():
     assert name in other.what
 
 
+@pytest.mark.slow
 def test_kept_memory_is_counted_and_none_is_where_nothing_is_clipped():
     kept = {
         (chain, loose): memory.kept_bytes(RACES[chain].contestants[OURS], loose)
@@ -322,6 +323,7 @@ def test_who_cannot_run_is_named_and_ours_must(monkeypatch):
     assert timing.run(race, [(2,)], False, 0.0, "cpu")[1] == ["torchzero: not installed"]
 
 
+@pytest.mark.slow
 def test_a_smoke_run_prints_every_chain_and_bar_and_writes_them(tmp_path, capsys):
     chains = [HEADLINE, "Normalize + LR", "clip_grad_norm_"]
     command.main(["--quick", "--device", "cpu", "--out", str(tmp_path), "--chains", *chains])
@@ -366,6 +368,7 @@ def before(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_two_versions_of_the_library_run_in_one_process(before):
     """Each steps with its own modules, those that it imports later included."""
     here = dict(sys.modules)
@@ -382,6 +385,7 @@ def test_two_versions_of_the_library_run_in_one_process(before):
     assert sys.modules == here
 
 
+@pytest.mark.slow
 def test_a_race_of_versions_gives_a_ratio_for_each_chain_and_leaves_no_modules(before, capsys):
     chains, here = [HEADLINE, "clip + SGD"], dict(sys.modules)
     given = [str(before), "--shapes", "quick", "--seconds", "0", "--eager", "--chains", *chains]
@@ -423,6 +427,7 @@ def test_the_race_of_small_models_prints_ratios_and_bars(capsys, monkeypatch):
     assert ", 1 thread\n# load average" in out
 
 
+@pytest.mark.slow
 def test_compiled_rules_are_raced_beside_a_clip(capsys, monkeypatch):
     monkeypatch.setattr(small, "TURN", 0.0)
     repeated.main(["--seconds", "0"])
@@ -622,9 +627,9 @@ def test_a_machine_is_busy_when_others_take_more_than_a_twentieth(monkeypatch, f
 def test_the_work_of_this_process_is_part_of_the_work_of_the_cores():
     before = circumstances.work_of_cores()
     own = circumstances.work_of_this_process()
-    while circumstances.work_of_this_process() < own + 0.3:
+    while circumstances.work_of_this_process() < own + 0.06:
         sum(range(10_000))
-    assert circumstances.work_of_cores() - before > 0.2
+    assert circumstances.work_of_cores() - before > 0.03  # counted in hundredths of a second
 
 
 def test_a_ratio_of_the_table_of_small_models_is_read_for_pages():

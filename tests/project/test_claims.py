@@ -131,6 +131,7 @@ def test_a_claim_with_another_verdict_is_printed_as_such(
     assert "2 claims, 2 of them without support" in printed
 
 
+@pytest.mark.slow
 def test_the_command_prints_every_claim_with_its_test(capsys: pytest.CaptureFixture[str]) -> None:
     main([])
     printed = capsys.readouterr().out

@@ -77,6 +77,7 @@ def test_two_races_of_a_seed_are_the_same_bit_for_bit_and_another_seed_is_not(
     assert all(one.norm != two.norm for one, two in zip(first, other, strict=True))
 
 
+@pytest.mark.slow
 def test_all_chains_begin_with_the_same_weights_and_see_the_same_batches(
     run: Callable[..., list[Any]],
 ) -> None:
@@ -88,6 +89,7 @@ def test_all_chains_begin_with_the_same_weights_and_see_the_same_batches(
     assert one.norm[0] == pytest.approx(other.norm[0], rel=1e-6)  # of the rule, and of torch
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("early")
 def test_clipping_saves_the_run_from_corrupted_batches(run: Callable[..., list[Any]]) -> None:
     """With the trouble of the default seed; the margin is wide."""
@@ -122,6 +124,7 @@ def test_a_skipped_step_counts_as_clipped(run: Callable[..., list[Any]]) -> None
     assert set(result.test_losses.values()) == {result.test_losses[0]}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("early")
 def test_a_run_that_dies_says_so(
     run: Callable[..., list[Any]], capsys: pytest.CaptureFixture[str]
@@ -234,6 +237,7 @@ def test_text_is_never_run(demo: ModuleType, text: str) -> None:
 # ------------------------------------------------------------------ what is shown and kept
 
 
+@pytest.mark.slow
 def test_it_ends_in_a_table(
     run: Callable[..., list[Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -266,6 +270,7 @@ class Links(HTMLParser):
                 self.found.append(str(value))
 
 
+@pytest.mark.slow
 def test_the_report_is_one_file_that_tells_it_all(demo: ModuleType, tmp_path: Path) -> None:
     chains = [f"mine = {ONE}", "AdaGC(), Adam(), LR(5e-3)"]
     results = demo.main(
@@ -284,6 +289,7 @@ def test_the_report_is_one_file_that_tells_it_all(demo: ModuleType, tmp_path: Pa
     assert "ClipNorm(max_norm=1.0, dim=&#x27;global&#x27;), Adam(), LR(lr=0.005)" in page
 
 
+@pytest.mark.slow
 def test_names_from_a_file_cannot_break_the_page(demo: ModuleType, tmp_path: Path) -> None:
     file = tmp_path / "chains.json"
     file.write_text(json.dumps({"<script>$x_$</script>": ["Adam", {"type": "LR", "lr": 0.1}]}))
@@ -328,6 +334,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.slow
 def test_the_bar_moves_in_place_in_a_terminal_and_is_lines_elsewhere(
     run: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,6 +388,7 @@ def test_the_data_ship_with_the_project(demo: ModuleType) -> None:
     assert 4_000 < TEXT.stat().st_size < 20_000
 
 
+@pytest.mark.slow
 def test_the_pages_show_the_race_of_all_chains_in_the_theme_of_the_reader(
     run: Callable[..., list[Any]], tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import ast
 import builtins
 import contextlib
 import doctest
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -258,10 +259,16 @@ def test_the_copy_button_leaves_prompts_and_answers_out() -> None:
         ), param.id
 
 
-def test_a_function_in_a_file_of_its_own_name_has_its_arguments_on_its_page() -> None:
+@pytest.fixture(scope="module")
+def package() -> Any:
+    """The package as griffe shows it to mkdocstrings."""
     griffe = pytest.importorskip("griffe", reason="griffe is not installed: it is in the extra dev")
     extensions = griffe.load_extensions(ROOT / "docs" / "_hooks" / "fields.py")
-    package = griffe.load("torchzero_clip", search_paths=[ROOT], extensions=extensions)
+    return griffe.load("torchzero_clip", search_paths=[ROOT], extensions=extensions)
+
+
+@pytest.mark.slow
+def test_a_function_in_a_file_of_its_own_name_has_its_arguments_on_its_page(package: Any) -> None:
     for name in torchzero_clip.__all__:
         if (
             inspect.isfunction(getattr(torchzero_clip, name))
@@ -270,11 +277,9 @@ def test_a_function_in_a_file_of_its_own_name_has_its_arguments_on_its_page() ->
             assert package[name].is_function, name
 
 
-def test_what_a_page_lists_of_a_class_is_there_and_says_what_it_does() -> None:
+@pytest.mark.slow
+def test_what_a_page_lists_of_a_class_is_there_and_says_what_it_does(package: Any) -> None:
     """mkdocstrings leaves out what it does not find, without a word."""
-    griffe = pytest.importorskip("griffe", reason="griffe is not installed: it is in the extra dev")
-    extensions = griffe.load_extensions(ROOT / "docs" / "_hooks" / "fields.py")
-    package = griffe.load("torchzero_clip", search_paths=[ROOT], extensions=extensions)
     page = (ROOT / "docs" / "api.md").read_text()
     blocks = [block.split("\n\n")[0] for block in page.split("::: torchzero_clip.")[1:]]
     listed = {block.split()[0]: re.findall(r"members: \[(.*?)\]", block) for block in blocks}
@@ -398,6 +403,7 @@ def slug(heading: str) -> str:
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
 
 
+@functools.cache  # many links lead to the same page
 def anchors(page: Path) -> set[str]:
     text = prose(page)
     return {slug(h) for h in re.findall(r"^#+ (.+)$", text, re.MULTILINE)} | set(

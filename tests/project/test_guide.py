@@ -47,6 +47,7 @@ from benchmarks.guide.runs import (
 )
 from benchmarks.guide.troubles import BadBatches, Exploding, HeavyTails, Nothing
 from benchmarks.rows import read
+from tests.helpers import some
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -322,13 +323,15 @@ def test_work_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monke
     main(["--table", "--out", str(file)])
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", some([*METHODS], one_in=4))
 def test_every_method_trains(method: str) -> None:
     assert math.isfinite(one("bad batches", method, 1.0, 0, steps=2).final_loss)
 
 
 @pytest.mark.parametrize("trouble", ["exploding", "heavy tails"])
-@pytest.mark.parametrize("method", ["Adam, global 1", "Muon, clip outside", "SOAP, clip inside"])
+@pytest.mark.parametrize(
+    "method", some(["Adam, global 1", "Muon, clip outside", "SOAP, clip inside"], one_in=3)
+)
 def test_other_models_train(trouble: str, method: str) -> None:
     assert math.isfinite(one(trouble, method, 1.0, 0, steps=40).final_loss)
 
@@ -352,10 +355,15 @@ def test_a_picture_has_an_interval_for_each_comparison_with_no_clipping(trouble:
 def test_the_results_are_of_the_methods_and_rates_that_the_code_has() -> None:
     rows = results()
     assert len({runs.key(row) for row in rows}) == len(rows)
+    chosen = {
+        (trouble, method): best(rows, trouble, method)
+        for trouble, methods in CASES.items()
+        for method in methods
+    }
     for row in rows:
         assert row.method in CASES[row.trouble]
         tuning = row.seed in TUNING and row.rate in (*GRID, *BEYOND.values())
-        assert tuning or (row.seed in SEEDS and row.rate == best(rows, row.trouble, row.method))
+        assert tuning or (row.seed in SEEDS and row.rate == chosen[row.trouble, row.method])
 
 
 def test_all_methods_of_a_trouble_have_the_same_seeds() -> None:
@@ -366,6 +374,7 @@ def test_all_methods_of_a_trouble_have_the_same_seeds() -> None:
     assert set(compare(rows)) == set(wanted())
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_tables_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--table"])
     printed, text = capsys.readouterr().out, (DOCS / "guide.md").read_text()

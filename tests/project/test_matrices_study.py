@@ -31,6 +31,7 @@ def test_soap_costs_what_its_formula_says() -> None:
     assert 4 * (bases + averages) <= found.state <= 4 * (bases + averages + 4 * steps)
 
 
+@pytest.mark.slow
 @fake
 def test_kron_and_soap_hyperball_cost_what_their_formulas_say() -> None:
     """Qᵀ Q from both sides; in a lesson A, B, their squares, the change of Q, and its length."""
@@ -43,6 +44,7 @@ def test_kron_and_soap_hyperball_cost_what_their_formulas_say() -> None:
     assert found == pytest.approx([acts + 9 * CUBES + renewed, *[acts + renewed] * 2])
 
 
+@pytest.mark.slow
 @fake
 def test_matrices_take_turns() -> None:
     found = costs("soap", [*SHAPES, *[(4, 6)] * 3], stagger=True).operations

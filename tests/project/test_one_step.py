@@ -35,7 +35,9 @@ def named(source: str) -> set[str]:
 
 @at_once("path", CORE)
 def test_the_contract_has_no_word_for_whoever_repeats_a_step(path: Path) -> None:
-    assert named(path.read_text()).isdisjoint(RECORDERS)
+    source = path.read_text()
+    if any(word in source for word in RECORDERS):  # or the code cannot name one
+        assert named(source).isdisjoint(RECORDERS)
 
 
 def test_such_a_word_would_be_found() -> None:
@@ -53,6 +55,8 @@ def test_an_engine_and_a_step_are_asked_nothing_about_repeating() -> None:
 
 def loops(source: str) -> list[str]:
     """The functions with a loop that sends buckets through the links of an optimizer."""
+    if ".links" not in source:
+        return []
     found = []
     for function in ast.walk(ast.parse(source)):
         for loop in ast.walk(function) if isinstance(function, ast.FunctionDef) else ():

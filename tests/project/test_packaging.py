@@ -15,17 +15,41 @@ import torchzero_clip
 ROOT = Path(__file__).parents[2]
 
 
+FRESH = """
+import sys, torch
+before = {*sys.modules}
+import torchzero_clip as tz
+print(*({*sys.modules} - before))
+
+# each is loaded by the first access
+print(tz.source.SourceError.__mro__[1].__name__)
+
+from torchzero_clip import Recorder, Simulation, Trace, simulate
+from torchzero_clip.study import trace
+print(tz.Trace is Trace is trace.Trace)
+print({"Recorder", "Simulation", "Trace", "simulate", "source"} <= {*dir(tz)})
+
+from torchzero_clip.study.lab.session import LabSession
+session = LabSession()
+session.run(0, 0)
+print(len([*session.simulate("ZClip()", (), 0, session.version, ())]) > 1)
+print("torch._dynamo" in sys.modules)
+"""
+"""What a fresh process does."""
+
+
 @cache
+def printed() -> list[str]:
+    """What a fresh process prints: the modules that are added to those of torch, then answers."""
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return done.stdout.splitlines()
+
+
 def added() -> set[str]:
     """Every module that the library imports and torch has not, in a fresh process."""
-    code = (
-        "import sys, torch; before = {*sys.modules}; import torchzero_clip; "
-        "print(*({*sys.modules} - before))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    return set(done.stdout.split())
+    return set(printed()[0].split())
 
 
 def test_the_import_brings_nothing_slow_that_torch_did_not_bring() -> None:
@@ -51,21 +75,16 @@ def test_what_few_need_is_imported_by_those_who_ask_for_it() -> None:
 
 
 def test_what_looks_at_recorded_runs_is_there_under_its_public_names_all_the_same() -> None:
-    code = (
-        "import torchzero_clip as tz; "
-        "from torchzero_clip import Recorder, Simulation, Trace, simulate; "
-        "from torchzero_clip.study import trace; assert tz.Trace is Trace is trace.Trace; "
-        "assert {'Recorder', 'Simulation', 'Trace', 'simulate', 'source'} <= {*dir(tz)}"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    assert printed()[2:4] == ["True", "True"]
 
 
 def test_what_writes_files_is_there_as_an_attribute_all_the_same() -> None:
-    code = "import torchzero_clip; print(torchzero_clip.source.SourceError.__mro__[1].__name__)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert done.stdout.strip() == "ValueError"
+    assert printed()[1] == "ValueError"
+
+
+def test_the_lab_simulates_without_the_compiler_of_torch() -> None:
+    """To import it takes seconds."""
+    assert printed()[4:] == ["True", "False"]
 
 
 def names(text: str) -> set[str]:

@@ -17,7 +17,7 @@ from examples.published.charts import Panel, Scale
 from examples.published.study import ENOUGH, NAMES, Results, Row, Study, of, one, results, told
 from examples.published.tables import TABLES, Parts, Regression, least, table
 from scripts.pages import drawings
-from tests.helpers import ROOT, at_once
+from tests.helpers import ROOT, at_once, some
 
 PAGE = (ROOT / "docs" / "papers.md").read_text()
 SHORT: dict[str, dict[str, Any]] = {
@@ -33,18 +33,28 @@ SHORT: dict[str, dict[str, Any]] = {
 CASE = {"prodigy": "iris", "schedule_free": "iris", "large_batches": "256", "batch_rates": "0.5"}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_two_runs_of_a_seed_measure_the_same_and_another_seed_does_not(name: str) -> None:
+def short(name: str, seed: int) -> Row:
+    """A short run of a study."""
     study, threads = of(name), torch.get_num_threads()
     case = CASE.get(name, next(iter(study.cases)))
     method = study.cases[case][-1]
-    run = case, method, study.rates(case, method)[0]
-    first, again, other = (one(name, *run, seed, **SHORT[name]) for seed in (0, 0, 1))
+    row = one(name, case, method, study.rates(case, method)[0], seed, **SHORT[name])
     torch.set_num_threads(threads)
+    return row
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_measures_every_column(name: str) -> None:
+    numbers = short(name, 0).numbers
+    assert all(map(math.isfinite, numbers))
+    for column in of(name).columns.values():
+        column(numbers)
+
+
+@pytest.mark.parametrize("name", some([*NAMES], one_in=8))
+def test_two_runs_of_a_seed_measure_the_same_and_another_seed_does_not(name: str) -> None:
+    first, again, other = (short(name, seed) for seed in (0, 0, 1))
     assert first.values == again.values != other.values
-    assert all(map(math.isfinite, first.numbers))
-    for column in study.columns.values():
-        column(first.numbers)
 
 
 @at_once("name", NAMES)

@@ -34,12 +34,23 @@ def test_no_curve_of_the_picture_leaves_its_axes() -> None:
     assert max(heights) < max(axes)
 
 
-def test_a_short_run_says_where_each_ends_and_writes_both_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names of examples/recover.py."""
     monkeypatch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
-    main: Any = runpy.run_path(str(ROOT / "examples" / "recover.py"))["main"]
-    found = main(["--steps", "20", "--out", str(tmp_path)])
+    return runpy.run_path(str(ROOT / "examples" / "recover.py"))
+
+
+def test_the_picture_of_the_page_is_drawn_from_the_results(example: dict[str, Any]) -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "recover.json").read_text())
+    assert example["picture"](found) == (ROOT / "docs" / "assets" / "recover.svg").read_text()
+
+
+@pytest.mark.slow
+def test_a_short_run_says_where_each_ends_and_writes_both_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], example: dict[str, Any]
+) -> None:
+    found = example["main"](["--steps", "20", "--out", str(tmp_path)])
     assert json.loads((tmp_path / "recover.json").read_text()) == json.loads(json.dumps(found))
     assert (tmp_path / "recover.svg").read_text().startswith("<svg")
     said = capsys.readouterr().out.splitlines()

@@ -17,9 +17,8 @@ import torchzero_clip
 from scripts import refresh
 from scripts.pages import drawings
 from scripts.pages.kinds import NUMBERS
-from tests.helpers import ROOT
+from tests.helpers import ROOT, at_once
 
-PAGES = [pytest.param(page, id=page.relative_to(ROOT).as_posix()) for page in refresh.PAGES]
 COMMENT = re.compile(r"<!-- .*? -->", re.DOTALL)
 SAYS_NOTHING = re.compile(r"<!-- (?:atlas entry|lab): .+? -->")
 """Comments that stand in place of no number: for the code of the atlas, and for the built site."""
@@ -30,13 +29,13 @@ def shown(page: Path) -> str:
     return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@at_once("page", refresh.PAGES)
 def test_a_page_is_up_to_date(page: Path) -> None:
     stale = [path.name for path, _ in refresh.Refreshed(page, quick=True).stale()]
     assert stale == [], "run python scripts/refresh.py"
 
 
-@pytest.mark.parametrize("page", PAGES)
+@at_once("page", refresh.PAGES)
 def test_no_page_shows_a_comment_in_place_of_a_number(page: Path) -> None:
     text = shown(page)
     assert [m[0] for m in refresh.MARKED.finditer(text) if not m[3].strip()] == []
@@ -44,7 +43,7 @@ def test_no_page_shows_a_comment_in_place_of_a_number(page: Path) -> None:
     assert "{identity" not in text
 
 
-@pytest.mark.parametrize("page", PAGES)
+@at_once("page", refresh.PAGES)
 def test_no_number_begins_a_line(page: Path) -> None:
     """Markdown would take the rest of the line for HTML, and show links and emphasis as written."""
     begun = re.compile(rf"^[ \t]*(?:[-*>] +)?<!-- (?:{'|'.join(NUMBERS)}): ", re.MULTILINE)
@@ -58,7 +57,7 @@ PUBLIC = [
 ]
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@at_once("name", PUBLIC)
 def test_help_shows_no_mark(name: str) -> None:
     text = pydoc.render_doc(getattr(torchzero_clip, name), renderer=pydoc.plaintext)
     assert not re.search(r"<!--|\{identity|\]\(\S+\.md", text)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from benchmarks.sharded import HEAD, on_ranks, row
 
 
@@ -35,6 +37,7 @@ def test_who_takes_no_sharded_parameters_is_named() -> None:
     assert told.endswith("  authors took none (TypeError: no DTensors)")
 
 
+@pytest.mark.slow
 def test_a_slice_races_on_one_rank_and_its_compiled_steps_are_repeated() -> None:
     (one,) = on_ranks(1, ["--only", "quick", "--rounds", "1"])
     assert one["failed"] == {}

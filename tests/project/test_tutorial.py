@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.helpers import ROOT
+from tests.helpers import ROOT, some
 from torchzero_clip import LR, Adam, ClipNorm, Guard
 
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
@@ -26,7 +26,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", some([*RUNS][::-1], one_in=2))
 def test_the_page_quotes_the_losses_of_the_run(run):
     row = re.search(rf"^\| {re.escape(run)} \| (.+) \|$", PAGE, re.MULTILINE)
     assert row is not None

@@ -108,7 +108,7 @@ def check(figure: Any) -> None:
 
 @pytest.mark.parametrize(
     ("count", "units"),
-    [(1, 24), (8, 24), *some([(5, 1), *[(n, 24) for n in range(2, 8)]], one_in=9)],
+    [(1, 24), *some([(3, 24), (5, 1), *[(n, 24) for n in (2, *range(4, 9))]], one_in=9)],
 )
 def test_panels_of_a_simulation_are_wide_and_nothing_lies_on_anything_else(
     count: int, units: int, figure: list[Any], tmp_path: Path
@@ -135,6 +135,7 @@ def test_panels_of_a_recorded_run_are_wide_and_nothing_lies_on_anything_else(
     check(figure[0])
 
 
+@pytest.mark.slow
 def test_eight_rules_have_lines_that_differ(figure: list[Any], tmp_path: Path) -> None:
     simulate(trace(1), *RULES).plot(tmp_path / "simulate.png")
     looks = {(p.get_edgecolor(), p.get_linestyle()) for p in figure[0].axes[-1].patches}
@@ -147,12 +148,15 @@ def ticks(axes: Any) -> list[str]:
 
 @pytest.mark.parametrize(
     ("names", "shown"),
-    [
-        (["0.weight", "0.bias"], ["0.weight", "0.bias"]),
-        (["net.layers.0.weight", "net.head.bias"], ["net.layers.0.weight", "net.head.bias"]),
-        (NAMES[:2], ["0.attn.quer…value.weight", "1.attn.quer…value.weight"]),
-        (["encoder.layers.10.mlp.weight", "encoder.bias"], ["layers.10.mlp.weight", "bias"]),
-    ],
+    some(
+        [
+            (NAMES[:2], ["0.attn.quer…value.weight", "1.attn.quer…value.weight"]),
+            (["0.weight", "0.bias"], ["0.weight", "0.bias"]),
+            (["encoder.layers.10.mlp.weight", "encoder.bias"], ["layers.10.mlp.weight", "bias"]),
+            (["net.layers.0.weight", "net.head.bias"], ["net.layers.0.weight", "net.head.bias"]),
+        ],
+        one_in=2,
+    ),
 )
 def test_the_rows_of_a_map_have_the_names_of_the_parameters(
     names: list[str], shown: list[str], figure: list[Any], tmp_path: Path
@@ -192,7 +196,6 @@ def test_units_that_were_watched_have_a_band_and_ways_back_a_mark(tmp_path: Path
         if step == 6:
             recorder.log(**{"recover/back": 5.0, "recover/left_out": 3.0})
         opt.step()
-    recorder.plot(tmp_path / "run.svg")
     with mpl.rc_context({"svg.fonttype": "none"}):
         recorder.plot(tmp_path / "run.svg")
     text = (tmp_path / "run.svg").read_text()

@@ -22,6 +22,7 @@ source.loader.exec_module(hook)
 NAME = "language_trouble"
 
 
+@pytest.mark.slow
 def test_each_position_of_a_slider_has_what_simulate_says() -> None:
     trace, told = Trace.read(recorded()[NAME]), hook.results(NAME)
     for rule in told["rules"]:
@@ -37,6 +38,7 @@ def test_each_position_of_a_slider_has_what_simulate_says() -> None:
             assert shown["left"] == pytest.approx(done.left[cut, 0].tolist(), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_page_has_the_picture_its_data_and_what_draws_it() -> None:
     html = hook.on_page_content(f"<p>a</p><!-- lab: {NAME} --><p>b</p>")
     data = re.findall(r'<script type="application/json">(.*?)</script>', html)
@@ -45,4 +47,8 @@ def test_the_page_has_the_picture_its_data_and_what_draws_it() -> None:
     assert labels == re.findall(r'<input type="range" id="([\w-]+)"', html) != []
     assert "function labPicture" in html
     assert len(html) < 300_000
+
+
+def test_the_page_of_the_lab_asks_for_the_picture() -> None:
     assert f"<!-- lab: {NAME} -->" in (ROOT / "docs" / "lab.md").read_text()
+    assert hook.on_page_content("<p>a</p>") == "<p>a</p>"

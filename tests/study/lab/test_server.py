@@ -6,8 +6,6 @@ import contextlib
 import http.client
 import json
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import ROOT
+from tests.helpers import some
 from tests.study.lab.test_session import a_file, norms
 from torchzero_clip.__main__ import main
 from torchzero_clip.study.lab import server as serving
@@ -241,9 +239,14 @@ FIELDS = {
 @pytest.mark.parametrize(
     ("name", "field"), [(n, f) for n, fields in FIELDS.items() for f in fields]
 )
-def test_whatever_a_field_says_there_is_an_answer(server: LabServer, name: str, field: str) -> None:
+@pytest.mark.parametrize(
+    "values", some([[None, *ANYTHING[::2]], ANYTHING[1::2]], one_in=2), ids=["half", "others"]
+)
+def test_whatever_a_field_says_there_is_an_answer(
+    server: LabServer, name: str, field: str, values: list[Any]
+) -> None:
     """All that it says is there, or a sentence: never a connection that ends without either."""
-    for given in [None, *ANYTHING]:
+    for given in values:
         fields = {**FIELDS[name], field: given}
         said = [f'"{key}": {value}' for key, value in fields.items() if value is not None]
         body = f"{{{', '.join(said)}}}"
@@ -366,7 +369,7 @@ def test_a_rule_that_remembers_too_much_gets_a_sentence(
 def test_a_page_that_asks_no_more_ends_the_walk(tmp_path: Path, monkeypatch) -> None:
     """It goes on where it was when it is asked for again."""
     monkeypatch.setattr(simulations, "PART_STEPS", 10)
-    session = LabSession(a_file(tmp_path, norms(8_000)))
+    session = LabSession(a_file(tmp_path, norms(3_000)))
     server = LabServer(session)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -381,13 +384,13 @@ def test_a_page_that_asks_no_more_ends_the_walk(tmp_path: Path, monkeypatch) -> 
     (walk,) = session._walks.values()
     trace, before = session._trace(), -1
     while before != (before := walk.ahead(trace)):
-        time.sleep(0.3)
+        time.sleep(0.2)
     assert before > 0
     server.shutdown()
     server.server_close()
     thread.join(10)
     again = [*session.simulate("ZClip(max_norm=None)", (), 0, session.version, ())]
-    assert (walk.ahead(trace), again[-2]["steps"]) == (0, 8_000)
+    assert (walk.ahead(trace), again[-2]["steps"]) == (0, 3_000)
 
 
 def test_what_begins_goes_before_what_goes_on() -> None:
@@ -433,7 +436,8 @@ def test_loading_the_page_again_does_not(server: LabServer, monkeypatch) -> None
     monkeypatch.setattr(server, "shutdown", ended.set)
     events(server).close()
     again = events(server)
-    assert not ended.wait(1.0)
+    assert not ended.wait(0.7)
+    server.grace = 0.1
     again.close()
     assert ended.wait(10)
 
@@ -488,18 +492,3 @@ def test_where_there_are_no_windows_no_browser_takes_the_terminal(
     monkeypatch.setattr(LabServer, "serve_forever", lambda *_, **__: None)
     main(["lab", str(a_file(tmp_path, norms(5)))])
     assert "Open this address in a browser on this machine." in capsys.readouterr().out
-
-
-COMPILED = """
-import sys
-from torchzero_clip.study.lab.session import LabSession
-session = LabSession()
-session.run(0, 0)
-assert [*session.simulate("ZClip()", (), 0, session.version, ())]
-sys.exit("torch._dynamo" in sys.modules)
-"""
-
-
-def test_it_is_there_without_the_compiler_of_torch() -> None:
-    """To import that takes seconds; a fork of these tests may have it."""
-    assert subprocess.run([sys.executable, "-c", COMPILED], cwd=ROOT, check=False).returncode == 0
