@@ -82,7 +82,7 @@ def one_life(folder: Path, count: int, times: int | None, seconds: float) -> tup
 
 def main(root: Path, kills: int, seed: int) -> dict[str, Any]:
     torch.set_num_threads(1)
-    chance, count = random.Random(seed), (STEPS + 20) * kills + 100
+    chance, count = random.Random(seed), (STEPS + 6) * kills + 60
     broken, straight = root / "broken", root / "straight"
     broken.mkdir(), straight.mkdir()
     lives = []
