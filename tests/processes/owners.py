@@ -223,8 +223,7 @@ def balance() -> list[str]:
         world = dist.get_world_size()
         if (
             f"{len(shapes)} sharded matrices, {len(shapes)} are each processed by one of {world} "
-            "ranks"
-            not in opts[1].explain()
+            "ranks" not in opts[1].explain()
         ):
             wrong.append(opts[1].explain())
         if calls != {"all_to_all_single": 2 * len(GPT2)}:
@@ -273,7 +272,7 @@ def equal() -> list[str]:
             ],
             "74": muon(),
         }.items():
-            if name != "rows" and (label == "74" or BRIEF and label not in ANY_WAY):
+            if name != "rows" and (label == "74" or (BRIEF and label not in ANY_WAY)):
                 continue
             shapes = [(8, 12)] * 74 if label == "74" else [*GPT2, *UNEVEN]
             if label == "state kron" and name == "rows":
