@@ -22,7 +22,7 @@ from torch import nn
 from tests.engines.test_replays import never_replayed, replays
 from tests.helpers import equal
 from tests.processes.apart import listened
-from tests.processes.sharded import SETTINGS, constructions, named, same_gradients
+from tests.processes.sharded import SETTINGS, anew, constructions, named, same_gradients
 from torchzero_clip import LR, Adam, ClipNorm, Group, Modular, State, TensorList, Transform
 from torchzero_clip.core.sharding.layout import local
 
@@ -65,9 +65,8 @@ def contract(setting: str) -> list[str]:
     for name, chain, matrices, _ in rows:
         sides = []
         for side in range(3):
-            pairs = [
-                x for x in named(SETTINGS[setting]()[side < 2]) if not matrices or x[1].dim() == 2
-            ]
+            model = anew(setting, side)[side < 2]
+            pairs = [x for x in named(model) if not matrices or x[1].dim() == 2]
             opt = Modular(pairs, *chain, compile=True)
             opt.engine = opt.engine.twin()
             sides.append((opt, [p for _, p in pairs]))

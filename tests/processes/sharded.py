@@ -60,7 +60,7 @@ from torchzero_clip import (
     zeros_like_state,
 )
 from torchzero_clip.core.norms import shards
-from torchzero_clip.core.sharding.layout import full, layout_of
+from torchzero_clip.core.sharding.layout import full, layout_of, local
 from torchzero_clip.core.sharding.owned_tensors import owner_of
 
 BRIEF = "brief" in sys.argv
@@ -166,6 +166,23 @@ def twins(make: type[nn.Module]) -> tuple[Any, Any]:
     return models[0], models[1]
 
 
+@functools.cache
+def kept(setting: str, number: int) -> tuple[Any, Any, list[Tensor]]:
+    """A pair of models, and the values that their parameters begin with."""
+    plain, wrapped = SETTINGS[setting]()
+    params = [*plain.parameters(), *wrapped.parameters()]
+    return plain, wrapped, [local(p.detach()).clone() for p in params]
+
+
+def anew(setting: str, number: int = 0) -> tuple[Any, Any]:
+    """The pair of this number as it began: to wrap a model takes longer than its steps."""
+    plain, wrapped, values = kept(setting, number)
+    for p, value in zip([*plain.parameters(), *wrapped.parameters()], values, strict=True):
+        local(p.detach()).copy_(value)
+        p.grad = None
+    return plain, wrapped
+
+
 # ---------------------------------------------------------------------- comparing
 
 
@@ -259,7 +276,7 @@ def compare(setting: str) -> list[str]:
     """Every construction, from the same gradients."""
     wrong: list[str] = []
     for name, chain, matrices, steps in constructions():
-        plain, wrapped = SETTINGS[setting]()
+        plain, wrapped = anew(setting)
         rows = zip_longest(named(plain), named(wrapped))
         pairs = [(a, b) for a, b in rows if not matrices or a[1].dim() == 2]
         ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
@@ -327,13 +344,13 @@ def narrow(setting: str) -> list[str]:
         "tensorwise": lambda: [Slow(), LR(0.1)],
     }
     for (name, make), compile in itertools.product(chains.items(), (False, True)):
-        plain, wrapped = SETTINGS[setting]()
+        plain, wrapped = anew(setting)
         sides = [named(plain), named(wrapped)]
         opts = [Modular(s, *make(), compile=compile, state_dtype="bfloat16") for s in sides]
         for opt in opts if compile else ():
             opt.engine = opt.engine.twin()
         params = [[p for _, p in side] for side in sides]
-        for step in range(5):
+        for step in range(3 if BRIEF else 5):
             same_gradients(*params, step)
             for opt in opts:
                 opt.step()
