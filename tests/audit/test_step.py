@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +15,7 @@ from torch import Tensor
 from tests.audit import planted_steps
 from tests.audit.planted_steps import PLANTED, RIGHT, Small, line
 from tests.helpers import ROOT, at_once
+from tests.processes.launch import python
 from torchzero_clip import ClipNorm, Clipper, Guard, Modular, ZClip, attach, clip_grad_norm_, named
 from torchzero_clip.__main__ import main
 from torchzero_clip.audit import assert_no_waits, audit, ledger, step_audit, twin
@@ -243,9 +242,7 @@ def test_without_a_guard_the_same_is_found() -> None:
             "    assert trial(make, t.params()).capturable, make",
         ]
     )
-    run = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True, cwd=ROOT
-    )
+    run = python("-c", code)
     assert run.returncode == 0, run.stderr
 
 

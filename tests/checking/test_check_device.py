@@ -42,6 +42,7 @@ from torchzero_clip.engines.compiled.replay import captures
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
+SOME = [*CASES[:2], *CASES[5::4]]  # with a guard, with a loss, and with an average
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without GPU")
 COMMAND = ["check-device", "--device", "cpu", "--quiet"]
 
@@ -53,6 +54,7 @@ def smaller(cases: Sequence[CheckCase], models: Sequence[SpeedModel] = ()) -> It
         patch.setattr(device_checks, "CASES", cases)
         patch.setattr(device_checks, "DTYPE_CASES", cases[:1])
         patch.setattr(device_checks, "ON_CPU", models)
+        patch.setattr(device_checks, "SPEED_SECONDS", 0.1)
         yield
 
 
@@ -362,12 +364,23 @@ def test_all_checks_of_a_gpu_are_planned(monkeypatch: pytest.MonkeyPatch) -> Non
         assert setting.mode != "captured" or not setting.new_gradients
 
 
-def test_every_chain_is_captured_on_an_imagined_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(SOME, id="some"),
+        pytest.param(
+            [case for case in CASES if case not in SOME], id="others", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_every_chain_is_captured_on_an_imagined_gpu(
+    cases: Sequence[CheckCase], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Or the check of CUDA graphs would fail on every GPU."""
     monkeypatch.setattr(backends.triton, "here", lambda: True)
     replays: list[str] = []
     monkeypatch.setattr(captures, "capture", lambda step, device: partial(replays.append, "replay"))
-    for case in CASES:
+    for case in cases:
         replays.clear()
         with fake_cuda():
             params = twin([torch.empty(shape) for shape in case.shapes])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
 import runpy
@@ -20,8 +21,12 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
         "torchzero_clip",
+        "torch._dynamo",  # which the first step of an optimizer imports, in a second
         "torch.distributed.checkpoint.state_dict",
         "torch.distributed.fsdp",
+        "torch.distributed.pipelining",
+        "torch.distributed.tensor.parallel",
+        "tests.table",
     ]
 )
 
@@ -67,6 +72,7 @@ def become(command: list[str], cwd: Path, environment: dict[str, str], files: li
         os.dup2(os.open(file, os.O_WRONLY), stream)
     tempfile.tempdir = None  # as it is before the environment was asked
     torch.set_num_threads(1)
+    gc.freeze()  # what was imported is no garbage, and need not be walked
     how, what = command[0], command[1] if len(command) > 1 else ""
     sys.argv = command[1:] if how in ("-m", "-c") else command
     try:

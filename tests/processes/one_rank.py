@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -258,10 +257,11 @@ def soap() -> Transform:
     return Masked(InBasis(SOAPBasis(), Adam()), where=is_matrix)
 
 
-def settings(compile: bool) -> dict[str, Callable[[], Calls]]:
+def settings() -> dict[str, Callable[[], Calls]]:
     found: dict[str, Callable[[], Calls]] = {}
     for name, make in (("whole", net), ("sharded", sharded)):
-        found[name] = lambda make=make: plain(make, compile=compile)
+        found[name] = lambda make=make: plain(make)
+        found[f"{name} compiled"] = lambda make=make: plain(make, compile=True)
         found[f"{name} muon"] = lambda make=make: matrices(make, muon)
         found[f"{name} soap"] = lambda make=make: matrices(make, soap)
         found[f"{name} clipper"] = lambda make=make: clipper(make)
@@ -269,14 +269,16 @@ def settings(compile: bool) -> dict[str, Callable[[], Calls]]:
         found[f"{name} release"] = lambda make=make: released(make)
         found[f"{name} exact"] = lambda make=make: exact(make())
         found[f"{name} others"] = lambda make=make: others(make)
-    found["stages"] = lambda: plain(net, compile=compile, process_group=dist.group.WORLD)
+    group = dist.group.WORLD
+    found["stages"] = lambda: plain(net, process_group=group)
+    found["stages compiled"] = lambda: plain(net, compile=True, process_group=group)
     return found
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
-    for setting, make in settings("compile" in sys.argv).items():
+    for setting, make in settings().items():
         for name, call in make().items():
             if dist.get_rank() == 0:
                 talks = False

@@ -33,6 +33,8 @@ class Sharded:
         self.model = fully_shard(model, mesh=mesh)
         links = SkipSpike(), ClipNorm(1.0, dim="global"), Adam(), LR(1e-2), WeightEMA(0.9)
         self.opt = Modular(model.named_parameters(), *links, compile=compile)
+        if compile:  # programs run node by node
+            self.opt.engine = self.opt.engine.twin()
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.opt, 100)
         torch.manual_seed(dist.get_rank())
 
@@ -58,10 +60,15 @@ class Sharded:
         return [params, states, chains, self.schedule.state_dict(), torch.get_rng_state()]
 
 
+EVERY = 10
+BAD = range(25, 30)  # steps with bad batches; the snapshot before them is behind step 20
+MORE = {"every": EVERY, "check": 5, "window": EVERY}
+
+
 def given() -> list[Any]:
     """Batches of which the last rank alone has bad ones."""
     bad = dist.get_rank() == dist.get_world_size() - 1
-    return batches(70, **({} if bad else {"bad": ()}))
+    return batches(34, bad=BAD if bad else ())
 
 
 def compared(compile: bool) -> list[str]:
@@ -69,12 +76,11 @@ def compared(compile: bool) -> list[str]:
     for again in (False, True):
         run = Sharded(compile)
         data: Any = Loader(given()) if again else iter(given())
-        more = {"every": 20, "check": 5, "window": 20}
         parts = [run.schedule, *([data] if again else [])]
-        recover = Recover(run.opt, run.model, parts=parts, **more)
+        recover = Recover(run.opt, run.model, parts=parts, **MORE)
         run.train(recover.batches(data), recover)
         gone = set(recover.now.left_out)
-        gone = gone or set(range(41, 41 + sum([back.left_out for back in recover.events])))
+        gone = gone or set(range(21, 21 + sum([back.left_out for back in recover.events])))
         everywhere: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everywhere, (recover.events, sorted(gone)))
         if not recover.events or any([each != everywhere[0] for each in everywhere]):
@@ -103,9 +109,8 @@ def untold(compile: bool) -> list[str]:
 def resumed(compile: bool) -> list[str]:
     """A run that was saved between two snapshots, on each rank or on the first one alone."""
     straight, data = Sharded(compile), Loader(given())
-    more = {"every": 20, "check": 5, "window": 20}
-    recover = Recover(straight.opt, straight.model, parts=[straight.schedule, data], **more)
-    straight.train(itertools.islice(recover.batches(data), 48), recover)
+    recover = Recover(straight.opt, straight.model, parts=[straight.schedule, data], **MORE)
+    straight.train(itertools.islice(recover.batches(data), BAD[0]), recover)
     parts = straight.model, straight.opt, straight.schedule, data, recover
     saved = copy.deepcopy([x.state_dict() for x in parts])
     random_state = torch.get_rng_state()
@@ -113,7 +118,7 @@ def resumed(compile: bool) -> list[str]:
     wrong = [] if recover.events else ["it did not go back"]
 
     other, again = Sharded(compile), Loader(given())
-    found = Recover(other.opt, other.model, parts=[other.schedule, again], **more)
+    found = Recover(other.opt, other.model, parts=[other.schedule, again], **MORE)
     theirs = other.model, other.opt, other.schedule, again, found
     for x, state in zip(theirs, copy.deepcopy(saved), strict=True):
         x.load_state_dict(state)

@@ -4,9 +4,14 @@ import pytest
 
 from tests.processes.launch import on_ranks
 
+slow = pytest.mark.slow
 
-@pytest.mark.parametrize("compile", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_sharded_parameters_begin_and_move_as_those_of_one_process_do(compile):
-    command = "-m", "tests.processes.authors", "fsdp", "tp"
+
+@pytest.mark.parametrize(
+    ("setting", "compile"),
+    [("fsdp", True), *[pytest.param(*x, marks=slow) for x in (("fsdp", False), ("tp", True))]],
+)
+def test_sharded_parameters_begin_and_move_as_those_of_one_process_do(setting, compile):
+    command = "-m", "tests.processes.authors", setting
     out = on_ranks(2, *command, limit=120, compile=compile)
-    assert out == ["fsdp: 0 wrong\ntp: 0 wrong\n"] * 2
+    assert out == [f"{setting}: 0 wrong\n"] * 2

@@ -27,9 +27,8 @@ OF_SHARDS = {  # talk about tensors that are sharded alone
 OF_ANY = {"safe_to_save", "Recover.step at a look"}
 
 
-@pytest.mark.parametrize("engine", ["default", "compile"])
-def test_what_one_rank_may_call_alone_sends_nothing(engine: str) -> None:
-    first, second = on_ranks(2, "-m", "tests.processes.one_rank", engine, limit=300)
+def test_what_one_rank_may_call_alone_sends_nothing() -> None:
+    first, second = on_ranks(2, "-m", "tests.processes.one_rank", limit=300)
     assert second == "together\n"
     *lines, last = first.splitlines()
     assert last == "together"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.helpers import at_once
+from tests.helpers import at_once, run_each
 from tests.recovering.runs import CHAINS, FIRST, LAST, Loader, Run, batches, differences
 
 MORE: list[tuple[str, dict[str, Any]]] = [
@@ -36,11 +37,30 @@ def tensors(run: Run) -> list[Tensor]:
     return [t for t in [*run.model.state_dict().values(), *states] if isinstance(t, Tensor)]
 
 
-@pytest.mark.parametrize("compile", [False, True])
-@at_once("chain, options", CASES)
+FEW = [("adamw", {}), ("free", {}), *MORE[-1:]]
+"""Replayed, of weights at which it evaluates, and with random rounding."""
+
+
+@pytest.mark.parametrize(
+    ("cases", "compile"),
+    [
+        pytest.param(CASES, False, id="eager"),
+        pytest.param(FEW, True, id="compiled"),
+        pytest.param(
+            [case for case in CASES if case not in FEW],
+            True,
+            id="others compiled",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
 def test_behind_a_way_back_it_is_the_run_of_the_snapshot_with_the_batches_that_came_next(
-    chain: str, options: dict[str, Any], compile: bool
+    cases: list[tuple[str, dict[str, Any]]], compile: bool
 ) -> None:
+    run_each(functools.partial(goes_back, compile=compile), "chain, options", cases)
+
+
+def goes_back(chain: str, options: dict[str, Any], compile: bool) -> None:
     run = Run(chain, **options, compile=compile)
     recover = recovered(run, iter(batches(72)))
     assert {back.to for back in recover.events} == {40}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import random
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -449,33 +448,33 @@ def test_steps_without_a_loss_are_no_losses_of_zero() -> None:
 # ---------------------------------------------------------------------- on disk
 
 
-@at_once("compile", [False, True])
-def test_a_run_that_goes_on_from_a_checkpoint_is_the_one_that_went_on(compile: bool) -> None:
+@pytest.mark.filterwarnings(BACK)
+@at_once("compile, at", [(False, 40), (True, 43)])
+def test_a_run_that_goes_on_from_a_checkpoint_is_the_one_that_went_on(
+    compile: bool, at: int
+) -> None:
     """At a step with a snapshot, and in the middle of a look."""
-    for at in (40, 43):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Recover: step")
-            run, loader = Run("adamw", compile=compile), Loader(batches(72))
-            recover = run.recover(loader)
-            run.train(limited(recover.batches(loader), at), recover)
-            saved = [x.state_dict() for x in (run.model, run.opt, loader, recover)]
-            saved = torch.load(written(saved), weights_only=True)
-            schedules = [x.state_dict() for x in run.schedules]
-            python, torchs = random.getstate(), torch.get_rng_state()
-            run.train(recover.batches(loader), recover)
+    run, loader = Run("adamw", compile=compile), Loader(batches(72))
+    recover = run.recover(loader)
+    run.train(limited(recover.batches(loader), at), recover)
+    saved = [x.state_dict() for x in (run.model, run.opt, loader, recover)]
+    saved = torch.load(written(saved), weights_only=True)
+    schedules = [x.state_dict() for x in run.schedules]
+    python, torchs = random.getstate(), torch.get_rng_state()
+    run.train(recover.batches(loader), recover)
 
-            other, again = Run("adamw", compile=compile), Loader(batches(72))
-            found = other.recover(again)
-            for x, state in zip((other.model, other.opt, again), saved, strict=False):
-                x.load_state_dict(state)
-            other.schedules[0].load_state_dict(schedules[0])
-            random.setstate(python)
-            torch.set_rng_state(torchs)
-            found.load_state_dict(saved[-1])
-            other.train(found.batches(again), found)
-        assert recover.events
-        assert found.now.left_out == recover.now.left_out
-        assert differences(run.all(), other.all()) == []
+    other, again = Run("adamw", compile=compile), Loader(batches(72))
+    found = other.recover(again)
+    for x, state in zip((other.model, other.opt, again), saved, strict=False):
+        x.load_state_dict(state)
+    other.schedules[0].load_state_dict(schedules[0])
+    random.setstate(python)
+    torch.set_rng_state(torchs)
+    found.load_state_dict(saved[-1])
+    other.train(found.batches(again), found)
+    assert recover.events
+    assert found.now.left_out == recover.now.left_out
+    assert differences(run.all(), other.all()) == []
 
 
 def limited(given: Any, count: int) -> Any:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers import at_once
+from tests.helpers import at_once, run_each
 from tests.recovering.runs import FIRST, LAST, Loader, Run, batches, differences, net
 from torchzero_clip import LR, Adam, ClipNorm, Guard, Modular, Recover, WeightEMA, attach
 
@@ -90,23 +90,39 @@ CASES: list[tuple[str, bool, dict[str, Any]]] = [
 
 PLACES = (13, 35, FIRST + 1, LAST)
 """Behind a look, between two snapshots, and while the run is failing."""
+TURNS = [(case, [(35, LAST), (13, FIRST + 1)][i % 2]) for i, case in enumerate(CASES)]
+"""Every case, and each place in every other one."""
 
 
-@at_once("case, at", [(case, at) for case in CASES for at in PLACES])
-def test_a_run_saved_anywhere_is_the_run_that_went_on(case: Any, at: int) -> None:
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param(TURNS, id="in turn"),
+        pytest.param([(case, PLACES) for case in CASES], id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_saved_anywhere_is_the_run_that_went_on(rows: Any) -> None:
+    run_each(saved_anywhere, "case, places", rows)
+
+
+def saved_anywhere(case: Any, places: tuple[int, ...]) -> None:
+    """One run that is saved at each of these places, and one that goes on from each of them."""
     chain, loader, options = case
-    straight = Life(chain, loader, **options)
-    straight.train(at)
-    saved = written(straight.saved())
-    ring = [snapshot.progress.count for snapshot in straight.recover._ring]
+    straight, done, saved = Life(chain, loader, **options), 0, []
+    for at in places:
+        straight.train(at - done)
+        ring = [snapshot.progress.count for snapshot in straight.recover._ring]
+        saved.append((written(straight.saved()), ring))
+        done = at
     straight.train()
     ends = straight.saved()
-    other = Life(chain, loader, **options)
-    other.load(saved)
-    assert [snapshot.progress.count for snapshot in other.recover._ring] == ring
-    other.train()
     assert straight.recover.events
-    assert differences(ends, other.saved()) == []
+    for state, ring in saved:
+        other = Life(chain, loader, **options)
+        other.load(state)
+        assert [snapshot.progress.count for snapshot in other.recover._ring] == ring
+        other.train()
+        assert differences(ends, other.saved()) == []
 
 
 def test_a_checkpoint_can_be_loaded_twice() -> None:

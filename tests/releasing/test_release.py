@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import pickle
 import re
 from typing import Any
@@ -128,8 +129,22 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("chain", CHAINS)
+QUICK = {
+    *[(chain, "eager") for chain in CHAINS],
+    ("growth", "compiled"),
+    ("growth", "kahan"),
+    ("clip, Adam", "stochastic"),
+    ("sometimes", "stochastic"),
+}
+
+
+@pytest.mark.parametrize(
+    ("chain", "way"),
+    [
+        pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow)
+        for pair in itertools.product(CHAINS, WAYS)
+    ],
+)
 def test_training_and_resuming_give_the_same_bits(chain, way):
     options, links = WAYS[way], CHAINS[chain]()
     if chain == "sometimes" and way != "stochastic":
