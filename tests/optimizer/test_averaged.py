@@ -409,7 +409,16 @@ def test_released_gradients_give_the_same_averages(link):
     same(weights(model), weights(plain))
 
 
-@pytest.mark.parametrize("link", LINKS, ids=lambda link: type(link).__name__)
+@pytest.mark.parametrize(
+    "link",
+    [
+        pytest.param(
+            link, marks=() if isinstance(link, (ScheduleFree, WeightEMA)) else pytest.mark.slow
+        )
+        for link in LINKS
+    ],
+    ids=lambda link: type(link).__name__,
+)
 def test_the_compiled_engine_repeats_it_before_and_after_an_evaluation(link):
     model = network()
     opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(0.1), link, compile=True)

@@ -75,8 +75,18 @@ def apart(ps: list[Parameter]) -> list[dict[str, Any]]:
     ]
 
 
-@at_once("engine", ENGINES)
-@at_once("rule", OF_ALL)
+@pytest.mark.parametrize(
+    ("rule", "engine"),
+    [
+        pytest.param(
+            rule,
+            engine,
+            marks=pytest.mark.slow if engine == "compiled" and rule != "ZClip" else (),
+        )
+        for rule in OF_ALL
+        for engine in ENGINES
+    ],
+)
 def test_it_is_an_optimizer_for_each_norm(rule: str, engine: str) -> None:
     ps, qs, make, o = params(), params(), OF_ALL[rule], ENGINES[engine]
     opt = Modular(apart(ps), make(), Adam(), LR(0.1), **o)
