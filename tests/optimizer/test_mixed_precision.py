@@ -283,7 +283,9 @@ def test_accumulation_under_a_scaler_sums_unscaled_gradients():
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
+)
 def test_parameters_of_half_precision_have_statistics_of_single_precision(dtype):
     p = Parameter(torch.zeros(1, dtype=dtype))
     opt = torch.optim.SGD([p], lr=0.0)
