@@ -446,6 +446,7 @@ MECHANISMS = {
     "InBasis",
     "ScheduleFree",
 }
+assert {row.cls.__name__ for row in ROWS} >= MECHANISMS
 
 
 @pytest.mark.parametrize(

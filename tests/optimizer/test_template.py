@@ -94,6 +94,7 @@ MECHANISMS = {
     "ScheduleFree",  # averaged weights
     "WeightEMA",
 }
+assert {cls.__name__ for cls in FIRST} >= MECHANISMS
 
 
 @pytest.mark.parametrize(
