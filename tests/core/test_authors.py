@@ -28,6 +28,10 @@ from torchzero_clip.testing import check_pure
 
 SHAPES = {"a.weight": (4, 3), "a.bias": (4,), "scale": (), "b.weight": (2, 5), "c.conv": (2, 3, 2)}
 both_engines = pytest.mark.parametrize("compile", [False, True])
+compiled_is_slow = pytest.mark.parametrize(
+    "compile", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
+"""Other tests hold the compiled engine equal to the default one."""
 
 
 def drawn(shape, seed: int, dtype=torch.float32) -> Tensor:
@@ -67,7 +71,9 @@ class PlainZeros(Transform):
 
 
 @pytest.mark.parametrize("engine", [{"fused": False}, {}, {"compile": True}], ids=str)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("state_dtype", ["float32", "bfloat16"])
 def test_state_that_torch_makes_like_a_half_parameter_is_float32(dtype, state_dtype, engine):
     params = model(dtype)
@@ -131,7 +137,7 @@ def factored(p, grads) -> Tensor:
     return w
 
 
-@both_engines
+@compiled_is_slow
 def test_parameters_of_other_shapes_may_keep_state_under_other_names(compile):
     params, begun = model(torch.float64), model(torch.float64)
     opt = Modular(
@@ -242,7 +248,7 @@ class Relative(TensorwiseTransform):
         return u.mul_(size.clamp(min=group["floor"]))
 
 
-@both_engines
+@compiled_is_slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_update_tensor_has_its_parameter_where_the_class_says_so(compile, dtype):
     params = model(dtype)
@@ -441,7 +447,7 @@ def two_groups(params) -> list[dict]:
     ]
 
 
-@both_engines
+@compiled_is_slow
 def test_numbers_of_a_group_are_kept_once_on_the_device(compile):
     params = model()
     before = {name: p.detach().clone() for name, p in params.items()}
@@ -464,7 +470,7 @@ def test_numbers_of_a_group_are_kept_once_on_the_device(compile):
         torch.testing.assert_close(p.detach(), before[name])
 
 
-@both_engines
+@compiled_is_slow
 def test_every_third_step_needs_no_read_on_the_host(compile):
     params = model()
     opt = Modular(params.values(), EveryThird(), LR(0.5), compile=compile)
@@ -597,7 +603,7 @@ class Fading(NormRule):
         return group["c"] * group["lr"] / group["step"]
 
 
-@both_engines
+@compiled_is_slow
 def test_a_limit_of_the_step_before_has_the_numbers_of_that_step(compile):
     params = model()
     free = release(two_groups(params), Fading(), LR(0.25), compile=compile, limit="last step")
@@ -688,8 +694,17 @@ class Polyak(Transform):
         return buckets
 
 
-@both_engines
-@pytest.mark.parametrize("way", ["tensor", "number", "closure"])
+@pytest.mark.parametrize(
+    ("compile", "way"),
+    [
+        (False, "tensor"),
+        (False, "number"),
+        (False, "closure"),
+        (True, "tensor"),
+        pytest.param(True, "number", marks=pytest.mark.slow),
+        pytest.param(True, "closure", marks=pytest.mark.slow),
+    ],
+)
 def test_a_link_has_the_loss_of_the_step(compile, way):
     params = model()
     opt = Modular(params.values(), Polyak(), LR(1.0), compile=compile)
@@ -732,19 +747,6 @@ def test_a_rule_that_writes_its_tensors_in_place_is_a_file(link):
             one.step()
     for name, p in params.items():
         torch.testing.assert_close(p, others[name])
-
-
-def test_numbers_kept_once_move_in_a_step_that_torch_compiles():
-    params, others = [{"w": Parameter(torch.ones(2))} for _ in range(2)]
-    chain = Averaging(), EveryThird(), LR(0.1)
-    opt, other = [Modular(some.values(), *chain) for some in (params, others)]
-    step = torch.compile(opt.step, fullgraph=True, backend="aot_eager")
-    for i in range(4):
-        for some, one in ((params, step), (others, other.step)):
-            give(some, i)
-            one()
-    assert opt.param_groups[0]["chain"]["EveryThird/step"] == 4
-    torch.testing.assert_close(params["w"], others["w"])
 
 
 # ---------------------------------------------------------------------- first steps
@@ -822,17 +824,26 @@ def test_a_parameter_that_has_begun_goes_on_from_a_checkpoint():
     assert all(torch.equal(p, others[name]) for name, p in params.items())
 
 
-def test_a_first_step_that_makes_state_alone_may_be_compiled_by_torch():
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+def test_first_steps_and_numbers_kept_once_may_be_compiled_by_torch(backend):
+    torch._dynamo.reset()
     params, others = [{"w": Parameter(torch.ones(2))} for _ in range(2)]
-    chain = Whitened(), Adam(), LR(0.1)
+    chain = Averaging(), EveryThird(), Whitened(), LR(0.1)
+    if backend == "aot_eager":
+        chain = *chain[:-1], Adam(), LR(0.1)
     opt, other = [Modular(some.values(), *chain, fused=False) for some in (params, others)]
-    step = torch.compile(opt.step, fullgraph=True, backend="aot_eager")
-    for i in range(3):
+    step = torch.compile(opt.step, fullgraph=True, backend=backend)
+    for i in range(4):
         for some, one in ((params, step), (others, other.step)):
             give(some, i)
             one()
         torch.testing.assert_close(params["w"], others["w"])
-    assert opt.state[params["w"]]["Adam/step"] == 2
+        ours, theirs = opt.param_groups[0]["chain"], other.param_groups[0]["chain"]
+        torch.testing.assert_close(ours["Averaging/total"], theirs["Averaging/total"])
+    assert not params["w"].equal(torch.ones(2))
+    assert opt.param_groups[0]["chain"]["EveryThird/step"] == 4
+    if backend == "aot_eager":
+        assert opt.state[params["w"]]["Adam/step"] == 3
 
 
 def test_steps_after_the_first_are_repeated():

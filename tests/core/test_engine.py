@@ -5,6 +5,7 @@ It imports nothing of the package's own engines. What it lacks, something outsid
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -13,33 +14,15 @@ import torch
 from torch import Tensor
 
 from tests.helpers import close, gradients, parameters, same, set_grads
-from tests.modules.contract.test_layouts import (  # noqa: F401  (they run here with this engine)
-    test_an_empty_tensor_changes_nothing_for_the_others,
-    test_the_memory_layout_changes_nothing,
-)
-from tests.modules.contract.test_non_finite import (  # noqa: F401  (they run here with this engine)
-    test_a_guarded_rule_loses_only_the_unit_that_was_not_finite,
-    test_a_non_finite_entry_stays_inside_its_unit,
-    test_a_norm_that_is_nan_gives_nan_and_an_infinite_one_zeros_and_nan,
-    test_a_rule_that_hides_what_is_not_finite_lets_nothing_of_it_through,
-    test_a_rule_that_raises_names_the_parameter_and_changes_nothing,
-    test_after_a_non_finite_step_a_guarded_rule_is_as_if_it_had_not_been,
-)
-from tests.modules.contract.test_precision import (  # noqa: F401  (they run here with this engine)
-    test_extreme_values_come_out_as_in_double_precision,
-)
-from tests.modules.contract.test_who_takes_part import (  # noqa: F401  (they run here with this engine)
-    test_a_parameter_without_a_gradient_counts_for_nobody,
-    test_no_gradients_at_all_is_a_step_that_does_nothing,
-    test_parameters_without_a_gradient_are_untouched_and_have_no_state,
-)
-from tests.modules.contract.test_zeros import (  # noqa: F401  (they run here with this engine)
-    test_a_step_with_zero_gradients_and_lr_0_changes_no_parameter,
-    test_one_tensor_of_zeros_among_others_stays_zero,
-    test_zero_gradients_give_zero_or_what_the_parameters_add,
+from tests.modules.contract import (
+    test_layouts,
+    test_non_finite,
+    test_precision,
+    test_who_takes_part,
+    test_zeros,
 )
 from tests.modules.rows.row import with_lr
-from tests.table import Case, every
+from tests.table import GOOD, Case, by_class, every
 from torchzero_clip import LR, Adam, ClipNorm, Guard, Modular, WeightDecay, release
 from torchzero_clip.core import Group, State, TensorList, norms
 from torchzero_clip.core.engine import (
@@ -59,6 +42,7 @@ from torchzero_clip.core.tensorlist import Operand
 from torchzero_clip.engines import Compiled, Eager
 from torchzero_clip.optimizer import chain_runner
 
+Check = Callable[..., None]
 Wide = tuple[TensorList, Sequence[Tensor], Stochastic]
 
 
@@ -224,6 +208,99 @@ def test_engines_say_what_they_are() -> None:
     assert repr(Compiled([])) == "Compiled()"
 
 
+MECHANISMS = {
+    "ClipValue-0.5",  # elements alone
+    "ClipNorm-tensor",  # norms of tensors, of slices, and of the whole model
+    "ClipNorm-rows",
+    "ClipNorm-global",
+    "ClipNormGrowth-tensor",  # state for each norm
+    "ClipNormGrowth-global",
+    "Adam-default",  # averages in the shape of the parameters
+    "EMA-default",
+    "Prodigy-default",  # a scalar for the whole model
+    "WeightDecay-0.1",  # a rule that reads the parameters
+    "Masked-norm",  # some parameters, and several lists of all parameters
+    "Partition-two",
+    "Accumulate-2",  # steps without an update
+    "Guard-zero",  # steps that are skipped
+    "SkipSpike-new",
+    "Orthogonalize-default",  # matrices, alone and in a basis
+    "InBasis-soap",
+    "ScheduleFree-default",  # averaged weights
+}
+"""Constructions that ask for everything that a session has. The others are slow."""
+
+
+def some_quick(contract: Check) -> Check:
+    """Return the contract with one quick construction for each mechanism."""
+
+    @functools.wraps(contract)
+    def test(**given: Any) -> None:
+        contract(**given)
+
+    (table,) = [mark for mark in vars(contract)["pytestmark"] if mark.args[0] == "cases"]
+    cases = [case for row in table.args[1] for case in row.values[0]]
+    quick = [case for case in cases if str(case) in MECHANISMS] or cases[:1]
+    names = {str(case) for case in quick}
+    slow = by_class([case for case in cases if str(case) not in names])
+    rows = [pytest.param([case], id=str(case)) for case in quick]
+    for cls, others in slow.items():
+        rows.append(pytest.param(others, id=f"other {cls.__name__}", marks=pytest.mark.slow))
+    vars(test)["pytestmark"] = [pytest.mark.parametrize("cases", rows).mark]
+    return test
+
+
+def test_every_mechanism_is_a_construction_of_the_table() -> None:
+    assert {str(case) for case in GOOD} >= MECHANISMS
+
+
+test_an_empty_tensor_changes_nothing_for_the_others = some_quick(
+    test_layouts.test_an_empty_tensor_changes_nothing_for_the_others
+)
+test_the_memory_layout_changes_nothing = some_quick(
+    test_layouts.test_the_memory_layout_changes_nothing
+)
+test_a_guarded_rule_loses_only_the_unit_that_was_not_finite = some_quick(
+    test_non_finite.test_a_guarded_rule_loses_only_the_unit_that_was_not_finite
+)
+test_a_non_finite_entry_stays_inside_its_unit = some_quick(
+    test_non_finite.test_a_non_finite_entry_stays_inside_its_unit
+)
+test_a_norm_that_is_nan_gives_nan_and_an_infinite_one_zeros_and_nan = some_quick(
+    test_non_finite.test_a_norm_that_is_nan_gives_nan_and_an_infinite_one_zeros_and_nan
+)
+test_a_rule_that_hides_what_is_not_finite_lets_nothing_of_it_through = some_quick(
+    test_non_finite.test_a_rule_that_hides_what_is_not_finite_lets_nothing_of_it_through
+)
+test_a_rule_that_raises_names_the_parameter_and_changes_nothing = some_quick(
+    test_non_finite.test_a_rule_that_raises_names_the_parameter_and_changes_nothing
+)
+test_after_a_non_finite_step_a_guarded_rule_is_as_if_it_had_not_been = some_quick(
+    test_non_finite.test_after_a_non_finite_step_a_guarded_rule_is_as_if_it_had_not_been
+)
+test_extreme_values_come_out_as_in_double_precision = some_quick(
+    test_precision.test_extreme_values_come_out_as_in_double_precision
+)
+test_a_parameter_without_a_gradient_counts_for_nobody = some_quick(
+    test_who_takes_part.test_a_parameter_without_a_gradient_counts_for_nobody
+)
+test_no_gradients_at_all_is_a_step_that_does_nothing = some_quick(
+    test_who_takes_part.test_no_gradients_at_all_is_a_step_that_does_nothing
+)
+test_parameters_without_a_gradient_are_untouched_and_have_no_state = some_quick(
+    test_who_takes_part.test_parameters_without_a_gradient_are_untouched_and_have_no_state
+)
+test_a_step_with_zero_gradients_and_lr_0_changes_no_parameter = some_quick(
+    test_zeros.test_a_step_with_zero_gradients_and_lr_0_changes_no_parameter
+)
+test_one_tensor_of_zeros_among_others_stays_zero = some_quick(
+    test_zeros.test_one_tensor_of_zeros_among_others_stays_zero
+)
+test_zero_gradients_give_zero_or_what_the_parameters_add = some_quick(
+    test_zeros.test_zero_gradients_give_zero_or_what_the_parameters_add
+)
+
+
 def trained(case: Case, engine: Engine, **options: Any) -> tuple[Any, Modular]:
     params = parameters(case.shapes)
     opt = Modular(params.items(), *with_lr(case.make(), 0.1), **options)
@@ -234,6 +311,7 @@ def trained(case: Case, engine: Engine, **options: Any) -> tuple[Any, Modular]:
     return params, opt
 
 
+@some_quick
 @every()
 def test_a_third_engine_gives_what_the_eager_one_gives(case: Case) -> None:
     (ours, opt), (theirs, other) = [

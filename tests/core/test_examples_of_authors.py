@@ -11,7 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from tests.core.test_authors import both, both_engines, drawn, give, model, saved
+from tests.core.test_authors import (
+    both,
+    both_engines,
+    compiled_is_slow,
+    drawn,
+    give,
+    model,
+    saved,
+)
 from tests.helpers import ROOT
 from tests.project.test_docs import blocks, interpreter, run
 from torchzero_clip import EMA, LR, Adam, ClipNorm, Modular, WeightDecay
@@ -56,7 +64,7 @@ def wary(w: Tensor, grads: list[Tensor], gain: float, power: float) -> Tensor:
     return w
 
 
-@both_engines
+@compiled_is_slow
 def test_lists_are_measured_and_bounded(page: dict[str, Any], compile: bool) -> None:
     params = model(torch.float64)
     begun = {name: p.detach().clone() for name, p in params.items()}
@@ -82,7 +90,7 @@ def test_a_rule_that_measures_lists_is_repeated(page: dict[str, Any]) -> None:
 # ---------------------------------------------------------------------- two lists
 
 
-@both_engines
+@compiled_is_slow
 @pytest.mark.parametrize("dim", [None, "global", "layer"])
 def test_a_limit_may_hang_on_an_inner_product(
     page: dict[str, Any], compile: bool, dim: Any
@@ -171,7 +179,7 @@ class PlainMoMo:
             p -= min(rate, self.most / rho) * d
 
 
-@both_engines
+@compiled_is_slow
 def test_momo_is_the_step_of_polyak_at_an_average_of_lines(
     page: dict[str, Any], compile: bool
 ) -> None:
@@ -256,7 +264,7 @@ def test_sam_steps_with_the_gradient_of_the_worst_point_near_by(page: dict[str, 
             torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
-@both_engines
+@compiled_is_slow
 def test_polyak_is_bounded_and_moves_by_the_loss(page: dict[str, Any], compile: bool) -> None:
     params = model()
     opt = Modular(params.values(), page["Polyak"](0.5, 0.2), LR(1.0), compile=compile)

@@ -143,16 +143,37 @@ each = pytest.mark.parametrize(
     list(zip(LINES, (adan, schedule_free, prodigy, soap, adafactor), strict=True)),
     ids=LINES,
 )
+some = pytest.mark.parametrize(
+    ("name", "held"),
+    [
+        ("MyProdigy", prodigy),  # state, and scalars of the whole model
+        pytest.param("MyAdan", adan, marks=pytest.mark.slow),
+        pytest.param("MyScheduleFree", schedule_free, marks=pytest.mark.slow),
+        pytest.param("MySOAP", soap, marks=pytest.mark.slow),
+        pytest.param("MyAdafactor", adafactor, marks=pytest.mark.slow),
+    ],
+)
+"""One class for compiled steps, which take seconds to build. The others are slow."""
 Held = Callable[[Any], Identity]
 
 
 @each
-@pytest.mark.parametrize("how", [{}, {"fused": False}, {"compile": True}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"fused": False}], ids=str)
 def test_a_class_of_the_page_is_the_method(
     methods: dict[str, Any], name: str, held: Held, how: dict[str, Any]
 ) -> None:
     """In every step of an identity, where every live value changes, rows have gaps, and spikes."""
-    identity = held(methods[name])
+    check_method(held(methods[name]), how)
+
+
+@some
+def test_a_class_of_the_page_is_the_method_in_compiled_steps(
+    methods: dict[str, Any], name: str, held: Held
+) -> None:
+    check_method(held(methods[name]), {"compile": True})
+
+
+def check_method(identity: Identity, how: dict[str, Any]) -> None:
     expected = identity.expected(torch.float64)
     assert apart(identity.got(torch.float64, **how), expected) <= FAR[torch.float64]
     moves = set(identity.live) - identity.scheduled.keys() - identity.constant.keys()
@@ -160,18 +181,34 @@ def test_a_class_of_the_page_is_the_method(
 
 
 @each
-@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(dtype, marks=() if dtype is torch.float32 else pytest.mark.slow)
+        for dtype in FAR
+    ],
+)
 def test_a_class_of_the_page_goes_on_from_a_state_dict_bit_for_bit(
-    methods: dict[str, Any], name: str, held: Held, compile: bool
+    methods: dict[str, Any], name: str, held: Held, dtype: torch.dtype
 ) -> None:
-    identity = held(methods[name])
+    check_resumed(held(methods[name]), dtype, compile=False)
+
+
+@some
+def test_a_class_of_the_page_goes_on_from_a_state_dict_in_compiled_steps(
+    methods: dict[str, Any], name: str, held: Held
+) -> None:
     for dtype in FAR:
-        whole = identity.got(dtype, compile=compile)
-        resumed = identity.got(dtype, resumes=True, compile=compile)
-        assert all(torch.equal(whole[row], resumed[row]) for row in whole)
+        check_resumed(held(methods[name]), dtype, compile=True)
 
 
-@each
+def check_resumed(identity: Identity, dtype: torch.dtype, compile: bool) -> None:
+    whole = identity.got(dtype, compile=compile)
+    resumed = identity.got(dtype, resumes=True, compile=compile)
+    assert all(torch.equal(whole[row], resumed[row]) for row in whole)
+
+
+@some
 def test_a_class_of_the_page_works_in_every_precision(
     methods: dict[str, Any], name: str, held: Held
 ) -> None:

@@ -69,7 +69,7 @@ def private_names(tree: ast.AST) -> Iterator[str]:
             yield from f"{node.module}.{'.'.join(a.name for a in node.names)}".split(".")
         elif isinstance(node, ast.Import):
             yield from ".".join(a.name for a in node.names).split(".")
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
             yield from [x.value for x in node.args if isinstance(x, ast.Constant)]
             for text in [x for x in node.args if isinstance(x, ast.JoinedStr)]:
                 yield from [x.value for x in text.values if isinstance(x, ast.Constant)]

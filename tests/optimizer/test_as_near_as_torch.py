@@ -102,15 +102,27 @@ def distance(name: str, reached: Tensor) -> float:
     return float((reached - truth(name)).norm() / truth(name).norm())
 
 
+EVERY = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=() if name in ("Adafactor", "AdamW", "Rprop", "SGD") else pytest.mark.slow
+        )
+        for name in GIVEN
+    ],
+)
+"""Identities with torch are quick tests of their own, so that four stand for all."""
+
+
 @at_once("fused", [True, False])
-@pytest.mark.parametrize("name", GIVEN)
+@EVERY
 def test_in_float64_a_chain_reaches_the_truth(name, fused):
     assert ours(name, fused, torch.float64) < 1e-14
 
 
 @at_once("fused", [True, False])
 @at_once("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", GIVEN)
+@EVERY
 def test_what_rounding_costs_is_no_more_than_in_torch(name, dtype, fused):
     torchs = distance(name, end(partial(getattr(torch.optim, name), **GIVEN[name]), dtype))
     assert 0 < ours(name, fused, dtype) < 1.1 * torchs

@@ -36,6 +36,11 @@ LINKS = [WeightEMA(0.5), WeightAverage(), Lookahead(2), ScheduleFree()]
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 each_link = pytest.mark.parametrize("link", LINKS, ids=lambda link: type(link).__name__)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+two_dtypes = pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.slow)],
+    ids=lambda dtype: str(dtype)[6:],
+)
 INPUTS = torch.linspace(-1, 1, 64).view(-1, 4)
 
 
@@ -297,7 +302,7 @@ def test_the_state_dict_of_another_model_is_refused():
 # ---------------------------------------------------------------------- eval() and train()
 
 
-@each_dtype
+@two_dtypes
 @each_link
 def test_a_loop_may_ask_the_optimizer_for_its_mode(link, dtype):
     model, opt = trained(link, dtype=dtype)
@@ -322,7 +327,7 @@ def test_a_loop_may_ask_the_optimizer_for_its_mode(link, dtype):
         same(dict(held), dict(other.state_dict()["state"][index]))
 
 
-@each_dtype
+@two_dtypes
 @each_link
 def test_a_checkpoint_of_an_evaluation_goes_on_as_training_would_have(link, dtype):
     model, opt = trained(link, dtype=dtype)
@@ -409,7 +414,16 @@ def test_released_gradients_give_the_same_averages(link):
     same(weights(model), weights(plain))
 
 
-@pytest.mark.parametrize("link", LINKS, ids=lambda link: type(link).__name__)
+@pytest.mark.parametrize(
+    "link",
+    [
+        pytest.param(
+            link, marks=() if isinstance(link, (ScheduleFree, WeightEMA)) else pytest.mark.slow
+        )
+        for link in LINKS
+    ],
+    ids=lambda link: type(link).__name__,
+)
 def test_the_compiled_engine_repeats_it_before_and_after_an_evaluation(link):
     model = network()
     opt = Modular(model.parameters(), ClipNorm(1.0), Adam(), LR(0.1), link, compile=True)

@@ -41,7 +41,6 @@ from torchzero_clip import (
 )
 
 SHAPES = {"a.weight": (4, 3), "a.bias": (4,), "b.weight": (2, 4)}
-ENGINES = pytest.mark.parametrize("engine", [{"fused": False}, {}, {"compile": True}], ids=str)
 Links = Callable[[], Sequence[Transform]]
 
 
@@ -151,10 +150,21 @@ CHAINS: dict[str, tuple[Links, list[str]]] = {
     ),
 }
 CASES = [(name, path) for name, (_, paths) in CHAINS.items() for path in paths]
+QUICK = {"soap after a guard", "accumulate", "rows in a part", "sometimes", "guarded"}
+"""Chains that quick tests load in every engine, where the others are slow."""
 
 
-@ENGINES
-@pytest.mark.parametrize(("chain", "path"), CASES)
+def in_engines(cases: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """These cases, whose first value is a chain, in every engine."""
+    rows = []
+    for engine in ({}, {"fused": False}, {"compile": True}):
+        for case in cases:
+            slow = bool(engine) and case[0] not in QUICK
+            rows.append(pytest.param(*case, engine, marks=pytest.mark.slow if slow else ()))
+    return rows
+
+
+@pytest.mark.parametrize(("chain", "path", "engine"), in_engines(CASES), ids=str)
 def test_a_checkpoint_without_the_state_of_a_link_that_has_acted_is_refused(
     chain: str, path: str, engine: dict[str, Any]
 ) -> None:
@@ -192,9 +202,19 @@ def some_missing(step: int, i: int) -> float | None:
     return None if (step + i) % 3 == 0 else 1.0
 
 
-@ENGINES
-@pytest.mark.parametrize("gradient", [clean, first_bad, some_missing])
-@pytest.mark.parametrize("chain", [*CHAINS, "guarded", "sometimes"])
+RUNS: list[tuple[str, Callable[[int, int], float | None]]] = [
+    *[(chain, clean) for chain in (*CHAINS, "guarded", "sometimes")],
+    *[(chain, some_missing) for chain in (*CHAINS, "guarded", "sometimes")],
+    ("guarded", first_bad),
+    ("soap after a guard", first_bad),
+]
+
+
+@pytest.mark.parametrize(
+    ("chain", "gradient", "engine"),
+    in_engines(RUNS),
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
 def test_the_checkpoint_of_every_step_of_a_run_loads(
     chain: str, gradient: Callable[[int, int], float | None], engine: dict[str, Any]
 ) -> None:
@@ -203,8 +223,6 @@ def test_the_checkpoint_of_every_step_of_a_run_loads(
         "sometimes": lambda: (When(lambda step: step % 2 == 0, Adam()), EMA(0.9), LR(0.1)),
     }
     links = others[chain] if chain in others else CHAINS[chain][0]
-    if gradient is first_bad and chain not in ("guarded", "soap after a guard"):
-        gradient = clean
     params, opt = make(links, **engine)
     for step in range(5):
         for i, p in enumerate(params):

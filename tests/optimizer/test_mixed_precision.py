@@ -168,7 +168,7 @@ def test_under_autocast_the_steps_are_those_of_clipping_by_hand(name, dtype):
 # ---------------------------------------------------------------------- steps with inf
 
 
-@pytest.mark.parametrize("bad", [inf, nan])
+@pytest.mark.parametrize("bad", [inf, pytest.param(nan, marks=pytest.mark.slow)])
 @EVERY_RULE
 @EVERY
 def test_after_a_step_with_inf_the_run_is_what_it_would_have_been(name, rule, bad):
@@ -283,7 +283,9 @@ def test_accumulation_under_a_scaler_sums_unscaled_gradients():
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
+)
 def test_parameters_of_half_precision_have_statistics_of_single_precision(dtype):
     p = Parameter(torch.zeros(1, dtype=dtype))
     opt = torch.optim.SGD([p], lr=0.0)
@@ -430,7 +432,30 @@ def test_autocast_and_scaler_on_a_cuda_device(rounding):
         assert sum(losses[-9:]) < sum(losses[:9]) / 2
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.cls.__name__)
+MECHANISMS = {
+    "ClipValue",
+    "ClipNorm",
+    "ClipNormGrowth",
+    "AutoClip",
+    "Adam",
+    "Prodigy",
+    "Accumulate",
+    "SkipSpike",
+    "Partition",
+    "Orthogonalize",
+    "InBasis",
+    "ScheduleFree",
+}
+assert {row.cls.__name__ for row in ROWS} >= MECHANISMS
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, id=name, marks=() if name in MECHANISMS else pytest.mark.slow)
+        for name, row in ((row.cls.__name__, row) for row in ROWS)
+    ],
+)
 def test_every_module_steps_under_a_grad_scaler(row):
     """It sees gradients without the scale, and nothing of a step that overflowed."""
     make = next(iter(row.good.values()))

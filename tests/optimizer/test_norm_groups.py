@@ -75,8 +75,18 @@ def apart(ps: list[Parameter]) -> list[dict[str, Any]]:
     ]
 
 
-@at_once("engine", ENGINES)
-@at_once("rule", OF_ALL)
+@pytest.mark.parametrize(
+    ("rule", "engine"),
+    [
+        pytest.param(
+            rule,
+            engine,
+            marks=pytest.mark.slow if engine == "compiled" and rule != "ZClip" else (),
+        )
+        for rule in OF_ALL
+        for engine in ENGINES
+    ],
+)
 def test_it_is_an_optimizer_for_each_norm(rule: str, engine: str) -> None:
     ps, qs, make, o = params(), params(), OF_ALL[rule], ENGINES[engine]
     opt = Modular(apart(ps), make(), Adam(), LR(0.1), **o)
@@ -290,8 +300,10 @@ def test_a_tag_that_is_set_or_removed_in_a_run_counts_from_the_next_step(engine:
         torch.testing.assert_close(ps, qs)
 
 
-@at_once("tag", ["a/b", "a@b", 3])
-@at_once("engine", ENGINES)
+@at_once(
+    "engine, tag",
+    [("default", "a/b"), ("default", "a@b"), ("default", 3), ("plain", 3), ("compiled", "a/b")],
+)
 def test_a_tag_that_state_could_not_be_saved_under_is_refused(engine: str, tag: Any) -> None:
     ps = params()
     vars(ps[1])["grad_norm_group"] = tag
@@ -309,8 +321,18 @@ def test_a_tag_that_state_could_not_be_saved_under_is_refused(engine: str, tag: 
     assert all(map(torch.equal, ps, before))
 
 
-@at_once("key, value", [("clip", "no"), ("clip", 0), ("norm_group", 3), ("norm_group", "a/b")])
-@at_once("engine", ENGINES)
+@at_once(
+    "engine, key, value",
+    [
+        ("default", "clip", "no"),
+        ("default", "clip", 0),
+        ("default", "norm_group", 3),
+        ("default", "norm_group", "a/b"),
+        ("plain", "clip", 0),
+        ("compiled", "clip", 0),
+        ("compiled", "norm_group", 3),
+    ],
+)
 def test_a_value_that_replaces_another_in_a_run_is_checked(
     engine: str, key: str, value: Any
 ) -> None:

@@ -8,6 +8,7 @@ import math
 import os
 import pickle
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -78,16 +79,18 @@ def same(a: Modular, b: Modular) -> bool:
 # ---------------------------------------------------------------------- what it is for
 
 
-@HALVES
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
+)
 def test_a_thousand_small_steps_arrive_to_one_percent(dtype):
     given, ends = list(itertools.product((1.0, 0.02), (1, -1))), {}
     for rounding in ("nearest", "stochastic", "kahan"):
-        ps = [Parameter(torch.full((2000,), start, dtype=dtype)) for start, _ in given]
+        ps = [Parameter(torch.full((500,), start, dtype=dtype)) for start, _ in given]
         groups = [{"params": [p], "lr": 1e-4 * p[0].item()} for p in ps]
         opt = Modular(groups, LR(1e-4), rounding=rounding)
         for p, (_, sign) in zip(ps, given, strict=True):
             p.grad = torch.full_like(p, sign)
-        for _ in range(1000):
+        for _ in range(10 if rounding == "nearest" else 1000):
             opt.step()
         ends[rounding] = [p.detach().float() for p in ps]
     for i, (start, sign) in enumerate(given):
@@ -342,12 +345,22 @@ MIXED_DTYPES = {
 """Chains that add a float32 list and a multiple of a list in half precision."""
 
 
-@pytest.mark.parametrize(
-    ("rounding", "dtype"),
-    [("exact", torch.bfloat16), *itertools.product(("stochastic", "kahan"), HALF)],
-)
-@pytest.mark.parametrize("chain", MIXED_DTYPES)
-@pytest.mark.parametrize("engine", ENGINES)
+def with_gaps() -> list[Any]:
+    """Cases in every engine; of compiled steps one chain for each rounding is quick."""
+    cases = []
+    for engine, chain, rounding in itertools.product(
+        ENGINES, MIXED_DTYPES, ("exact", "stochastic", "kahan")
+    ):
+        slow = engine == "compiled" and (chain == "gradients added") != (rounding == "exact")
+        marks = pytest.mark.slow if slow else ()
+        cases.append(pytest.param(engine, chain, rounding, torch.bfloat16, marks=marks))
+        if rounding != "exact":
+            half = pytest.param(engine, chain, rounding, torch.float16, marks=pytest.mark.slow)
+            cases.append(half)
+    return cases
+
+
+@pytest.mark.parametrize(("engine", "chain", "rounding", "dtype"), with_gaps())
 def test_parameters_with_gaps_in_memory_become_what_contiguous_ones_become(
     engine: str, chain: str, rounding: str, dtype: torch.dtype
 ) -> None:
@@ -557,8 +570,10 @@ def test_attach_takes_no_rounding():
 # ---------------------------------------------------------------------- compiled
 
 
-ROUNDINGS_COMPILED = [("stochastic", "eager"), ("exact", "eager")] + [
-    pytest.param(x, "aot_eager", marks=pytest.mark.slow) for x in EVERY
+ROUNDINGS_COMPILED = [
+    ("stochastic", "eager"),
+    pytest.param("exact", "eager", marks=pytest.mark.slow),
+    *[pytest.param(x, "aot_eager", marks=pytest.mark.slow) for x in EVERY],
 ]
 
 
@@ -582,7 +597,15 @@ def test_a_compiled_step_is_the_eager_step(rounding, backend):
 
 
 @since_2_12
-@ROUNDINGS
+@pytest.mark.parametrize(
+    "rounding",
+    [
+        pytest.param("nearest", marks=pytest.mark.slow),
+        pytest.param("stochastic", marks=pytest.mark.slow),  # the test above has a quick one
+        "kahan",
+        "exact",
+    ],
+)
 def test_the_chain_with_its_rounding_is_one_graph(rounding):
     from torch._dynamo.testing import CompileCounterWithBackend
 

@@ -47,7 +47,10 @@ def test_the_state_dict_is_in_torchs_format():
     assert Modular.state_dict is torch.optim.Optimizer.state_dict
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.slow)],
+)
 @each_chain
 def test_resuming_from_a_file_is_bitwise(chain, dtype):
     straight, resumed = parameters(dtype), parameters(dtype)
