@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tests.engines.accelerated import Accelerated, as_on_an_accelerator
-from tests.helpers import at_once
+from tests.helpers import at_once, run_each
 from torchzero_clip import LR, Bucket, Group, Modular, State, TensorList, Transform
 from torchzero_clip.core import zeros_like_state
 from torchzero_clip.core.formats import Nearest
@@ -240,7 +240,7 @@ def trained(
     return seen
 
 
-@functools.lru_cache
+@functools.cache
 def expected(name: str, kind: str, writes_result: bool) -> list[Tensor]:
     """Return the weights of a chain whose lists have no memory in common."""
     return trained([Calls(NEW[name], kind, writes_result, apart=True), LR(0.1)], "plain")
@@ -265,11 +265,26 @@ def test_what_a_list_was_made_of_stays_as_it_is_when_the_new_list_is_written(eng
     assert list(wrong(engine, writes_result=True)) == []
 
 
-@at_once("kind", ["computed", "state"])
-@at_once("call", [name for name in NEW if name.startswith(SHARING)])
+SHARED = [
+    (name, kind) for name in NEW if name.startswith(SHARING) for kind in ("computed", "state")
+]
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        pytest.param(SHARED[::4] + SHARED[3::4], id="each call"),
+        pytest.param(SHARED[1::4] + SHARED[2::4], id="the other kind", marks=pytest.mark.slow),
+    ],
+)
 def test_compiled_steps_and_their_replays_share_no_memory_that_is_written(
-    call: str, kind: str
+    pairs: list[tuple[str, str]],
 ) -> None:
+    run_each(shares_no_memory, "call, kind", pairs)
+
+
+def shares_no_memory(call: str, kind: str) -> None:
+    """Check five steps in C++, of which the last three are replays."""
     chain = lambda apart: [Calls(NEW[call], kind, apart=apart), LR(0.1)]  # noqa: E731
     made = trained(chain(False), "native", steps=5)
     expected = trained(chain(True), "plain", steps=5)

@@ -136,14 +136,14 @@ class Twins:
         assert equal(holds(self.fast), holds(self.slow))
         return self.replays == before + 1
 
-    def warm(self, steps: int = 4) -> Twins:
+    def warm(self, steps: int = 3) -> Twins:
         """Run steps, the last of which must be replayed."""
         assert [self.step() for _ in range(steps)][-1]
         return self
 
-    def recovers(self) -> bool:
-        """Return whether a step is replayed again within six steps."""
-        return any([self.step() for _ in range(6)])
+    def recovers(self, change: Change | None = None, within: int = 6) -> bool:
+        """Return whether one of so many steps, each with this change, is replayed; stop there."""
+        return any(self.step(change) for _ in range(within))
 
 
 CHAINS: dict[str, Callable[[], Chain]] = {
@@ -185,10 +185,10 @@ def test_replays_round_low_precision_state_like_steps_without_replay(name: str) 
 @every(lambda case: not impure(bind(Links(case.make()))))
 def test_replays_of_every_pure_rule_are_bitwise_identical(case: Case) -> None:
     """Every class that declares `pure = True` is pure."""
-    twins = Twins(lambda: with_lr(case.make(), 0.1), shapes=[*case.shapes.values()])
+    twins = Twins(lambda: with_lr(case.make(), 0.1), shapes=[*case.shapes.values()][:4])
     free = list(twins.fast.keys.defaults)
     large = 1e4 if case.nonfinite in ("raises", "stops") else float("inf")
-    for scale in [1.0, 2.0, 0.5, 1e-4, 50.0, 1.0, 0.0, large, 1.0]:
+    for scale in [1.0, 2.0, 0.5, 1e-4, 50.0, 0.0, large, 1.0]:  # replayed from the third on
 
         def change(opt: Modular) -> None:
             group = opt.param_groups[0]
@@ -493,7 +493,7 @@ def test_operators_that_depend_on_the_layout_are_not_replayed_for_another_layout
     twins = Twins(lambda: [Reversed(function), LR(0.1)], shapes=[(4, 4), (3, 5)]).warm()
     other = square_in_layout(layout)
     assert not twins.step(other)
-    assert any([twins.step(other) for _ in range(8)])
+    assert twins.recovers(other, within=8)
     assert not twins.step()
     assert twins.recovers()
 
@@ -502,7 +502,7 @@ def test_steps_are_not_replayed_while_a_hyperparameter_is_a_tensor() -> None:
     twins = Twins(headline).warm()
     assert not any([twins.step(lr_as_tensor) for _ in range(4)])
     numbers: Change = lambda opt: [group.update(lr=0.1) for group in opt.param_groups]  # noqa: E731
-    assert any([twins.step(numbers) for _ in range(4)])
+    assert twins.recovers(numbers, within=4)
 
 
 def test_replays_read_parameters_and_state_that_were_written_in_place() -> None:
@@ -579,7 +579,7 @@ def test_steps_in_half_precision_are_replayed_with_every_rounding(
         twins = Twins(headline, dtype=dtype, rounding=rounding)
         twins.warm()
         assert twins.recovers()  # metrics() starts the meter of "nearest", so the steps differ
-        assert all([twins.step() for _ in range(5)])
+        assert all([twins.step() for _ in range(2)])
 
 
 @pytest.mark.parametrize("why", ["refused", "state that moves", "gradients that share memory"])
@@ -620,7 +620,7 @@ def test_gradients_are_freed_after_the_step_without_the_garbage_collector(name: 
     gc.collect()
     gc.disable()
     try:
-        for i in range(5):
+        for i in range(4):  # the last one is a replay
             give(opt, i)
             grads = [weakref.ref(p.grad) for p in params_of(opt)]
             opt.step()
