@@ -233,7 +233,7 @@ def test_a_parameter_that_becomes_double_half_way_is_a_sentence() -> None:
     opt.step()
     p.data = p.data.double()
     p.grad = torch.ones(5, 3, dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"has dtype torch.float64, but its state.*torch.float32"):
+    with pytest.raises(TypeError, match=r"has dtype torch.float64, but its state.*torch.float32"):
         opt.step()
 
 

@@ -862,7 +862,7 @@ def story(case: Case, way: str) -> str:
 
 # ---------------------------------------------------------------------- random chains
 
-SEEDS = dict.fromkeys(EAGER, 12) | {"native": 2}
+SEEDS = dict.fromkeys(EAGER, 10) | {"native": 2}
 NESTED_SEEDS = 12
 
 

@@ -156,7 +156,7 @@ def run(name: str, seed: int, steps: int) -> int:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_steps_with_random_events_between_them(name: str) -> None:
-    count = run(name, seed=1, steps=25)
+    count = run(name, seed=1, steps=20)
     assert (count > 6) == (name not in NEVER_REPLAYED)
 
 
@@ -210,7 +210,7 @@ def test_no_fake_tensor_stays_in_the_optimizer() -> None:
     """A recording leaves none of its tensors in the optimizer or the engine."""
     from torch._subclasses.fake_tensor import FakeTensor
 
-    for name, chain in EVERY.items():
+    for name, chain in {**MORE, **ALSO, "headline": CHAINS["headline"]}.items():
         opt = model(chain())
         for i in range(3):  # the last one is a replay
             give(opt, i)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -65,13 +66,15 @@ def model(
     chain: Chain,
     shapes: Sequence[tuple[int, ...]] = SHAPES,
     dtype: torch.dtype = torch.float32,
+    split: int = 2,
     **options: Any,
 ) -> Modular:
-    """Return an optimizer with two parameter groups, whose programs run node by node."""
+    """Return an optimizer whose first group has so many parameters, and whose second group has the
+    others. Programs run node by node."""
     generator = torch.Generator().manual_seed(0)
     params = [Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
     named = [(f"layer{i // 2}.{i}", p) for i, p in enumerate(params)]
-    groups = [{"params": named[:2]}, {"params": named[2:]}]
+    groups = [{"params": named[:split]}, {"params": named[split:]}]
     opt = Modular([g for g in groups if g["params"]], *chain, compile=True, **options)
     opt.engine = opt.engine.twin()
     return opt
@@ -185,7 +188,9 @@ def test_replays_round_low_precision_state_like_steps_without_replay(name: str) 
 @every(lambda case: not impure(bind(Links(case.make()))))
 def test_replays_of_every_pure_rule_are_bitwise_identical(case: Case) -> None:
     """Every class that declares `pure = True` is pure."""
-    twins = Twins(lambda: with_lr(case.make(), 0.1), shapes=[*case.shapes.values()][:4])
+    shapes = [*case.shapes.values()]
+    one_group = {"shapes": shapes, "split": len(shapes)}  # half the time of two groups
+    twins = Twins(lambda: with_lr(case.make(), 0.1), **one_group)
     free = list(twins.fast.keys.defaults)
     large = 1e4 if case.nonfinite in ("raises", "stops") else float("inf")
     for scale in [1.0, 2.0, 0.5, 1e-4, 50.0, 0.0, large, 1.0]:  # replayed from the third on
@@ -247,6 +252,15 @@ def test_a_lasting_change_of_an_answer_about_a_count_leads_to_another_recording(
     assert all(done[8:])
 
 
+DTYPES = [
+    ("headline", torch.float64),
+    ("headline", torch.bfloat16),
+    ("memory", torch.float16),
+    ("gradients", torch.bfloat16),
+]
+"""Chains and dtypes of quick tests."""
+
+
 def test_steps_with_compiled_programs_are_replayed() -> None:
     twins = Twins(headline)
     for opt in twins.both:
@@ -254,8 +268,17 @@ def test_steps_with_compiled_programs_are_replayed() -> None:
     assert [twins.step(scale=scale) for scale in (1.0, 1.0, 1e-3, 100.0, 1e32)][2:] == [True] * 3
 
 
-@pytest.mark.parametrize("name", ["headline", "memory", "gradients"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(
+            *case, id="-".join(map(str, case)), marks=() if case in DTYPES else pytest.mark.slow
+        )
+        for case in itertools.product(
+            ["headline", "memory", "gradients"], [torch.float64, torch.bfloat16, torch.float16]
+        )
+    ],
+)
 def test_steps_in_every_dtype_are_replayed(name: str, dtype: torch.dtype) -> None:
     twins = Twins(CHAINS[name])
     for opt in twins.both:
@@ -411,9 +434,15 @@ CHANGES: list[Change] = [
     shared_gradients,
     no_gradients,
 ]
+RARE = [moved, other_step, moved_state]
+"""Changes that slow tests and the random events of test_replay_events.py have."""
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize(
+    "change",
+    [pytest.param(x, marks=pytest.mark.slow if x in RARE else ()) for x in CHANGES],
+    ids=lambda change: change.__name__,
+)
 def test_a_step_after_a_change_runs_without_replay(change: Change) -> None:
     twins = Twins(headline).warm()
     assert not twins.step(change)
@@ -485,8 +514,16 @@ def square_in_layout(layout: str) -> Change:
     return change
 
 
-@pytest.mark.parametrize("layout", ["transposed", "with gaps", "in another place of the storage"])
-@pytest.mark.parametrize("function", REVERSED)
+LAYOUTS = ["transposed", "with gaps", "in another place of the storage"]
+
+
+@pytest.mark.parametrize(
+    ("function", "layout"),
+    [
+        pytest.param(function, layout, marks=() if (i + j) % 3 else pytest.mark.slow)
+        for (i, function), (j, layout) in itertools.product(enumerate(REVERSED), enumerate(LAYOUTS))
+    ],
+)
 def test_operators_that_depend_on_the_layout_are_not_replayed_for_another_layout(
     function: str, layout: str
 ) -> None:
@@ -577,7 +614,7 @@ def test_steps_in_half_precision_are_replayed_with_every_rounding(
 ) -> None:
     if (rounding, dtype) != ("exact", torch.float16):
         twins = Twins(headline, dtype=dtype, rounding=rounding)
-        twins.warm()
+        twins.warm(4)
         assert twins.recovers()  # metrics() starts the meter of "nearest", so the steps differ
         assert all([twins.step() for _ in range(2)])
 
@@ -614,7 +651,7 @@ MORE: dict[str, Callable[[], Chain]] = {
 }
 
 
-@at_once("name", [*CHAINS, *MORE])
+@at_once("name", [*(name for name in CHAINS if "memory" not in name), *MORE])
 def test_gradients_are_freed_after_the_step_without_the_garbage_collector(name: str) -> None:
     opt = model({**CHAINS, **MORE}[name]())
     gc.collect()
@@ -640,9 +677,9 @@ NAN: dict[str, Callable[[], Chain]] = {
 def test_recording_again_adds_nothing_to_the_cache_of_fake_tensors(name: str) -> None:
     """PyTorch caches operators by their arguments, and NaN is unequal to every earlier NaN."""
     opt, sizes, recorded = model({**CHAINS, **NAN}[name]()), [], []
-    for i in range(30):
+    for i in range(20):
         give(opt, i)
-        if i % 6 == 0:  # a step with another signature; later steps are recorded again
+        if i % 4 == 0:  # a step with another signature; later steps are recorded again
             params_of(opt)[0].grad = None
             replays(opt)._required = 1
         opt.step()
