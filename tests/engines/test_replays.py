@@ -436,17 +436,25 @@ CHANGES: list[Change] = [
 ]
 RARE = [moved, other_step, moved_state]
 """Changes that slow tests and the random events of test_replay_events.py have."""
+OFTEN = [change for change in CHANGES if change not in RARE]
 
 
 @pytest.mark.parametrize(
-    "change",
-    [pytest.param(x, marks=pytest.mark.slow if x in RARE else ()) for x in CHANGES],
-    ids=lambda change: change.__name__,
+    "changes",
+    [
+        *[
+            pytest.param(OFTEN[i : i + 3], id=f"changes {i} to {i + 2}")
+            for i in range(0, len(OFTEN), 3)
+        ],
+        *[pytest.param([change], id=change.__name__, marks=pytest.mark.slow) for change in CHANGES],
+    ],
 )
-def test_a_step_after_a_change_runs_without_replay(change: Change) -> None:
+def test_a_step_after_a_change_runs_without_replay(changes: list[Change]) -> None:
+    """One change after the other; slow tests have each alone."""
     twins = Twins(headline).warm()
-    assert not twins.step(change)
-    assert twins.recovers()
+    for change in changes:
+        assert not twins.step(change), change.__name__
+        assert twins.recovers(within=10), change.__name__
 
 
 def test_gradients_at_any_address_or_with_gaps_are_replayed() -> None:
@@ -651,7 +659,7 @@ MORE: dict[str, Callable[[], Chain]] = {
 }
 
 
-@at_once("name", [*(name for name in CHAINS if "memory" not in name), *MORE])
+@at_once("name", ["headline", "memory of tensors", "gradients", *MORE])
 def test_gradients_are_freed_after_the_step_without_the_garbage_collector(name: str) -> None:
     opt = model({**CHAINS, **MORE}[name]())
     gc.collect()
@@ -673,7 +681,7 @@ NAN: dict[str, Callable[[], Chain]] = {
 }
 
 
-@at_once("name", ["headline", *NAN])
+@at_once("name", NAN)
 def test_recording_again_adds_nothing_to_the_cache_of_fake_tensors(name: str) -> None:
     """PyTorch caches operators by their arguments, and NaN is unequal to every earlier NaN."""
     opt, sizes, recorded = model({**CHAINS, **NAN}[name]()), [], []

@@ -112,7 +112,7 @@ def check(case: Case, backend: str) -> None:
 
 
 @since_2_12
-@over(HEADLINES[::18])
+@over(HEADLINES[::26])
 def test_a_chain_is_one_graph_compiled_once_and_equal_to_eager(case):
     check(case, "eager")
 
