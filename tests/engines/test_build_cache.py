@@ -105,7 +105,7 @@ def test_a_damaged_library_is_built_again_and_then_kept(
     kept: Path, calls: Path, damage: object
 ) -> None:
     """The next process finds all libraries, and calls no compiler."""
-    for library in kept.glob("*.so"):
+    for library in sorted(kept.glob("*.so"))[::2]:
         damage(library)  # type: ignore[operator]
     before = {library.name: library.stat().st_size for library in kept.iterdir()}
     good(step(kept))

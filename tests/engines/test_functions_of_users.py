@@ -101,8 +101,17 @@ def by_copies(place: str, name: str, tail: str) -> list[Tensor]:
     return trained([ClipNorm(0.3), *PLACES[place](copies), *TAILS[tail]()], "plain")
 
 
-@pytest.mark.parametrize("inference", [False, True], ids=["", "inference"])
-@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "native"])
+@pytest.mark.parametrize(
+    ("engine", "inference"),
+    [
+        *[(engine, False) for engine in ENGINES if engine != "native"],
+        *[(engine, True) for engine in ("default", "recorded")],
+        *[
+            pytest.param(engine, True, marks=pytest.mark.slow)
+            for engine in ("plain", "accelerated")
+        ],
+    ],
+)
 def test_a_function_may_return_a_view(engine: str, inference: bool) -> None:
     wrong: list[tuple[str, str, str]] = []
     for place, chain in PLACES.items():

@@ -362,7 +362,7 @@ def test_an_operator_of_vectors_is_that_of_torch(
 
 
 def vector_cases(name: str) -> list[tuple[Callable[..., Tensor], list[Tensor]]]:
-    """Return calls with operands of each shape, and with operands of other dtypes of some shapes.
+    """Return calls with operands of the first dtype in each shape, and of others in some shapes.
 
     Other dtypes are promoted, which depends on whether a tensor has a dim.
     """
@@ -371,7 +371,7 @@ def vector_cases(name: str) -> list[tuple[Callable[..., Tensor], list[Tensor]]]:
     cases = []
     for kinds in itertools.product(row.dtypes, repeat=OPERATORS[name].arity):
         for i, shape in enumerate(vectors.SHAPES):
-            if len(set(kinds)) > 1 and shape not in ((), (3, 4)):
+            if set(kinds) != {row.dtypes[0]} and shape not in ((), (0,), (3, 4)):
                 continue
             some = [vectors.numbers(shape, kind, i + 9 * k) for k, kind in enumerate(kinds)]
             try:

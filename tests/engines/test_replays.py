@@ -16,7 +16,7 @@ from torch.nn import Parameter
 
 from tests.helpers import at_once, equal
 from tests.modules.rows.row import with_lr
-from tests.table import Case, every
+from tests.table import Case, sampled
 from torchzero_clip import (
     LR,
     Accumulate,
@@ -185,7 +185,7 @@ def test_replays_round_low_precision_state_like_steps_without_replay(name: str) 
     assert draws == [len(scales)] * 2
 
 
-@every(lambda case: not impure(bind(Links(case.make()))))
+@sampled(lambda case: not impure(bind(Links(case.make()))))
 def test_replays_of_every_pure_rule_are_bitwise_identical(case: Case) -> None:
     """Every class that declares `pure = True` is pure."""
     shapes = [*case.shapes.values()]
