@@ -137,7 +137,7 @@ STACKS = {
 }
 
 
-@sampled(one_in=6)
+@sampled(one_in=8)
 def test_every_rule_compiles(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
     """Each rule runs before Adam, or after it, with compile=True and with fused=False; the last two
     of four steps are replays."""

@@ -33,6 +33,6 @@ def check(make: Callable[[], Sequence[Transform]]) -> None:
     close(compiled, plain, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", some(sorted(NAMES), one_in=8))
+@pytest.mark.parametrize("name", some(sorted(NAMES), one_in=11))
 def test_a_compiled_name_is_the_plain_one(name: str) -> None:
     check(lambda: [named(name)])

@@ -49,6 +49,8 @@ CHAINS: dict[str, Callable[[], Sequence[Transform]]] = {
         LR(0.1),
     ],
 }
+MORE = ("in bfloat16", "tensor by tensor", "slices", "largest")
+"""Chains that slow tests repeat. Others have the same kinds of kernels."""
 Edit = Callable[[str], str]
 
 
@@ -300,10 +302,7 @@ def test_a_right_kernel_is_proven_once_and_that_is_noted(
 
 @pytest.mark.parametrize(
     "chain",
-    [
-        pytest.param(x, marks=pytest.mark.slow if x in ("in bfloat16", "tensor by tensor") else ())
-        for x in CHAINS
-    ],
+    [pytest.param(x, marks=pytest.mark.slow if x in MORE else ()) for x in CHAINS],
 )
 def test_a_step_that_is_repeated_runs_no_kernel_that_was_not_proven(chain: str) -> None:
     params, opt = model(chain, compile=True)

@@ -866,7 +866,7 @@ SEEDS = {
     "float64": dict.fromkeys(EAGER, 10) | {"native": 2},
     "float32": dict.fromkeys(EAGER, 5) | {"native": 1},
 }
-NESTED_SEEDS = 12
+NESTED_SEEDS = 9
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
