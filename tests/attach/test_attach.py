@@ -793,7 +793,10 @@ def test_a_handle_is_not_copied():
         copy.deepcopy(handle)
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e33])
+SCALES = [1.0, 1.0, 1.0, 1e-3, 1.0, 1e33, 1e33]
+"""Of the gradients in each step: replays come within limits and beyond them."""
+
+
 @pytest.mark.parametrize(
     "rules",
     [
@@ -804,7 +807,7 @@ def test_a_handle_is_not_copied():
     ],
 )
 def test_a_compiled_clipper_and_handle_repeat_their_steps(
-    rules: Callable[[], list[Any]], scale: float
+    rules: Callable[[], list[Any]],
 ) -> None:
     found = []
     for compiled in (True, False):
@@ -813,17 +816,17 @@ def test_a_compiled_clipper_and_handle_repeat_their_steps(
         optimizer = torch.optim.SGD(other.parameters(), lr=1e-3)
         handle = attach(optimizer, *rules(), compile=compiled)
         seen: list[Tensor] = []
-        for i, x in enumerate(batches(6)):
+        for x, scale in zip(batches(len(SCALES)), SCALES, strict=True):
             for net in (model, other):
                 backward(net, x)
                 for p in net.parameters():
                     assert p.grad is not None
-                    p.grad.mul_(scale if i > 2 else 1.0)
+                    p.grad.mul_(scale)
             seen += [clipper.step(), *[p.grad.clone() for p in model.parameters()]]
             optimizer.step()
             seen += [*[p.detach().clone() for p in other.parameters()], *handle.metrics().values()]
         engines: list[Any] = [one.engine for one in (clipper, handle)]
-        assert not compiled or all([engine.replays.count for engine in engines])
+        assert not compiled or all([engine.replays.count >= 5 for engine in engines])
         found.append(seen)
     for ours, plain in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6, equal_nan=True)

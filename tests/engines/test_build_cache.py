@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+import torch
+from torch.nn import Parameter
 
 from tests.helpers import ROOT
 from tests.processes.launch import python
+from torchzero_clip import LR, Adam, ClipNorm, Modular
 from torchzero_clip.engines.compiled.printers import build
 
 SCRIPT = """
@@ -46,6 +51,15 @@ def good(run: CompletedProcess[str], warning: str = "") -> None:
     assert 0.5 < float(run.stdout.split()[0]) < 0.9
     assert re.search(warning, run.stderr), run.stderr
     assert bool(run.stderr) == bool(warning), run.stderr
+
+
+@pytest.fixture(scope="module", autouse=True)
+def calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Have a compiler that notes each of its calls; return the file of these notes."""
+    folder = tmp_path_factory.mktemp("compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", counting(folder))
+        yield folder / "calls"
 
 
 @pytest.fixture(scope="module")
@@ -87,23 +101,20 @@ def flip(library: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [cut, *[pytest.param(x, marks=pytest.mark.slow) for x in (exchange, flip)]]
 )
-def test_a_damaged_library_is_built_again_and_then_kept(kept: Path, damage: object) -> None:
-    for library in kept.glob("*.so"):
+def test_a_damaged_library_is_built_again_and_then_kept(
+    kept: Path, calls: Path, damage: object
+) -> None:
+    """The next process finds all libraries, and calls no compiler."""
+    for library in sorted(kept.glob("*.so"))[::2]:
         damage(library)  # type: ignore[operator]
     before = {library.name: library.stat().st_size for library in kept.iterdir()}
     good(step(kept))
     after = {library.name: library.stat().st_size for library in kept.iterdir()}
     assert after.keys() == before.keys()
+    noted = calls.read_text()
     good(step(kept))
+    assert calls.read_text() == noted
     assert after == {library.name: library.stat().st_size for library in kept.iterdir()}
-
-
-def test_a_library_that_is_whole_is_not_built_again(tmp_path: Path) -> None:
-    slow = counting(tmp_path)
-    good(step(tmp_path / "kept", CXX=slow))
-    calls = (tmp_path / "calls").read_text()
-    good(step(tmp_path / "kept", CXX=slow))
-    assert (tmp_path / "calls").read_text() == calls
 
 
 @pytest.mark.slow
@@ -140,9 +151,21 @@ def test_a_temporary_folder_is_gone_with_its_process(kept: Path, tmp_path: Path)
     assert not list((tmp_path / "tmp").glob("torchzero_clip_*"))
 
 
-@pytest.mark.parametrize(
-    "given", ["a/../kept", *[pytest.param(x, marks=pytest.mark.slow) for x in (".", "kept")]]
-)
+@pytest.mark.parametrize("given", [".", "kept", "a/../kept"])
+def test_a_relative_folder_stays_the_same_when_the_process_changes_its_folder(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir(mode=0o700)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHZERO_CLIP_CACHE", given)
+    monkeypatch.setattr(build, "_folder", functools.cache(build._folder.__wrapped__))
+    before = build._folder()
+    monkeypatch.chdir(tmp_path / "a")
+    assert before == build._folder() == (tmp_path if given == "." else tmp_path / "kept")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", ["a/../kept", ".", "kept"])
 def test_a_relative_folder_is_that_of_the_beginning(given: str, tmp_path: Path) -> None:
     start = tmp_path / "start"
     (start / "a").mkdir(parents=True, mode=0o700)
@@ -159,17 +182,27 @@ def test_a_relative_folder_is_that_of_the_beginning(given: str, tmp_path: Path) 
     ("command", "sentence"),
     [
         ('"g++', "the environment variable CXX must be the command of a .*, got '\"g"),
-        pytest.param(
-            "there-is-no-such-compiler", "needs a C\\+\\+ compiler: install", marks=pytest.mark.slow
-        ),
-        pytest.param("/", "compile=True needs a C\\+\\+ compiler: install", marks=pytest.mark.slow),
-        pytest.param("/bin/true", "compiler failed, .* Command: /bin/true", marks=pytest.mark.slow),
-        pytest.param(
-            "/bin/false", "compiler failed, .* Command: /bin/false", marks=pytest.mark.slow
-        ),
-        pytest.param(
-            "g++ --no", "compiler failed, .* Command: g\\+\\+ --no", marks=pytest.mark.slow
-        ),
+        ("/", "compile=True needs a C\\+\\+ compiler: install"),
+    ],
+)
+def test_a_command_that_is_no_compiler_is_a_sentence_when_the_optimizer_is_made(
+    command: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", command)
+    with pytest.raises(RuntimeError, match=sentence):
+        Modular([Parameter(torch.ones(3))], LR(0.1), compile=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ('"g++', "the environment variable CXX must be the command of a .*, got '\"g"),
+        ("there-is-no-such-compiler", "needs a C\\+\\+ compiler: install"),
+        ("/", "compile=True needs a C\\+\\+ compiler: install"),
+        ("/bin/true", "compiler failed, .* Command: /bin/true"),
+        ("/bin/false", "compiler failed, .* Command: /bin/false"),
+        ("g++ --no", "compiler failed, .* Command: g\\+\\+ --no"),
     ],
 )
 def test_a_compiler_that_does_not_work_is_a_sentence_also_where_libraries_are_kept(
@@ -193,6 +226,18 @@ def test_a_compiler_that_writes_no_library_leaves_none_behind(tmp_path: Path) ->
     assert not list((tmp_path / "kept").iterdir())
 
 
+def test_a_parameter_that_becomes_double_half_way_is_a_sentence() -> None:
+    p = Parameter(torch.ones(5, 3))
+    opt = Modular([p], ClipNorm(0.5, dim="global"), Adam(), LR(0.1), compile=True)
+    p.grad = torch.ones(5, 3)
+    opt.step()
+    p.data = p.data.double()
+    p.grad = torch.ones(5, 3, dtype=torch.float64)
+    with pytest.raises(TypeError, match=r"has dtype torch.float64, but its state.*torch.float32"):
+        opt.step()
+
+
+@pytest.mark.slow
 def test_a_model_that_becomes_double_half_way_is_a_sentence(full: Path) -> None:
     run = step(
         full, "[setattr(p, 'data', p.data.double()) or setattr(p, 'grad', None) for p in params]"

@@ -152,12 +152,12 @@ def test_a_change_of_captured_tensors_leads_to_another_capture(
     "chain",
     [
         headline,
-        lambda: [Guard(), *headline()],
+        pytest.param(lambda: [Guard(), *headline()], marks=pytest.mark.slow),
         lambda: [SkipSpike(), *headline()],
         lambda: [ZClip(), *headline()],
         lambda: [AdaGC(), *headline()],
         lambda: [AutoClip(), *headline()],
-        lambda: [named("lamb")],
+        pytest.param(lambda: [named("lamb")], marks=pytest.mark.slow),
     ],
 )
 def test_no_python_number_differs_between_two_steps(

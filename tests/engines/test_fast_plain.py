@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,18 +24,23 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tests.engines.accelerated import Accelerated
-from tests.helpers import Named, at_once, gradients, parameters, set_grads
-from tests.table import GOOD, Case, sampled
+from tests.helpers import Named, at_once, gradients, parameters, run_each, set_grads
+from tests.table import GOOD, Case, by_class, sampled
 from torchzero_clip import (
     LR,
     AdaClip,
     Adam,
     Cautious,
+    ClipNorm,
+    ClipNormByEMA,
     Clippy,
+    Guard,
     Hyperball,
+    Lion,
     MaxNorm,
     Modular,
     Momentum,
+    Orthogonalize,
     OrthoGrad,
     Transform,
     WeightDecay,
@@ -50,9 +56,9 @@ WAYS = ("fused", "parts", "recorded", pytest.param("native", marks=pytest.mark.s
 
 
 def pair(
-    chain: Chain, shapes: Any, device: str = "cpu", way: str = "fused"
+    chain: Chain, shapes: Any, device: str = "cpu", way: str = "fused", split: int = 2
 ) -> list[tuple[Named, Modular]]:
-    """The same model twice, in two groups: fast, then plain.
+    """The same model twice: fast, then plain. The first group has so many of its parameters.
 
     Its entries are about as large as a step, or the rounding of what is large would hide the step.
     """
@@ -62,7 +68,7 @@ def pair(
         small = {name: p.detach() / 100 for name, p in parameters(shapes).items()}
         params = {name: Parameter(p.to(device)) for name, p in small.items()}
         named = list(params.items())
-        groups = [{"params": named[:2]}, {"params": named[2:]}]
+        groups = [{"params": named[:split]}, {"params": named[split:]}]
         opt = Modular([g for g in groups if g["params"]], *chain, **options)
         if way == "recorded":
             opt.engine = opt.engine.twin()
@@ -77,9 +83,11 @@ def pair(
 SCALES = (1.0, 0.5, 3.0, 0.25)  # the last two are compared: beyond the limits and within
 
 
-def compare(chain: Chain, shapes: Any, device: str = "cpu", way: str = "fused") -> None:
-    """Step both; before a step that is compared, both load all that the plain one has."""
-    (fast_params, fast), (plain_params, slow) = pair(chain, shapes, device, way)
+def compare(
+    chain: Chain, shapes: Any, device: str = "cpu", way: str = "fused", split: int = 2
+) -> None:
+    """Step both; before a step that is compared, the fast one loads all that the plain one has."""
+    (fast_params, fast), (plain_params, slow) = pair(chain, shapes, device, way, split)
     for i, scale in enumerate(SCALES):
         grads = {name: g.to(device) for name, g in gradients(shapes, i, scale=scale).items()}
         set_grads(fast_params, {name: g.clone() for name, g in grads.items()})
@@ -92,14 +100,11 @@ def compare(chain: Chain, shapes: Any, device: str = "cpu", way: str = "fused") 
             for name, p in fast_params.items():
                 p.copy_(plain_params[name])
         before = snapshot(plain_params, slow)
-        for opt in (fast, slow):
-            opt.load_state_dict(
-                {key: copy.deepcopy(before[key]) for key in ("state", "param_groups")}
-            )
+        fast.load_state_dict({key: copy.deepcopy(before[key]) for key in ("state", "param_groups")})
         fast.step()
         slow.step()
         ours, after = held(fast_params, fast), held(plain_params, slow)
-        agrees(ours, after, before, partial(nudged, chain, shapes, device, before), i)
+        agrees(ours, after, before, partial(nudged, chain, shapes, device, split, before), i)
 
 
 def agrees(ours: Any, after: Any, before: Any, nudge: Callable[[int], Any], i: int) -> None:
@@ -113,13 +118,15 @@ def agrees(ours: Any, after: Any, before: Any, nudge: Callable[[int], Any], i: i
         close(ours, after, before, nudge(NUDGES - 1), f"step {i}")
 
 
-def nudged(chain: Chain, shapes: Any, device: str, before: Any, seed: int) -> dict[str, Any]:
+def nudged(
+    chain: Chain, shapes: Any, device: str, split: int, before: Any, seed: int
+) -> dict[str, Any]:
     """What the plain step makes of the same to a unit in the last place.
 
     Where it takes differences of what is nearly equal, as the deviations of a row of two or a sum
     of both signs, it moves by far more, and so may the fast one.
     """
-    params, opt = pair(chain, shapes, device)[1]
+    params, opt = pair(chain, shapes, device, split=split)[1]
     generator = torch.Generator().manual_seed(seed)
 
     def nudge(x: Any) -> Any:
@@ -215,30 +222,44 @@ QUICK = (  # kernels of torch stand at the end, recorded lists anywhere
     ("parts", "before Adam"),
     ("recorded", "right after Adam"),
 )
+EVERYWHERE = {ClipNorm, ClipNormByEMA, Guard, Lion, Orthogonalize}
+"""Rules of each kind, which quick tests put in every one of these places."""
 
 
-@pytest.mark.parametrize(
-    ("way", "place"),
-    [
-        pytest.param(way, place, marks=() if (way, place) in QUICK else pytest.mark.slow)
-        for way in ("fused", "parts", "recorded", "native")
-        for place in PLACES
-    ],
-)
-@sampled(one_in=2)
-def test_a_fast_step_of_every_rule_is_the_plain_step(case: Case, place: str, way: str) -> None:
+def placed() -> Iterator[Any]:
+    """Yield constructions, a place and a way; quick tests have each class in one of QUICK."""
+    for i, (cls, cases) in enumerate(by_class(GOOD).items()):
+        own = QUICK if cls in EVERYWHERE else (QUICK[i % len(QUICK)],)
+        for way, place in itertools.product(("fused", "parts", "recorded", "native"), PLACES):
+            quick = () if (way, place) in own else pytest.mark.slow
+            yield pytest.param(cases[:1], place, way, marks=quick, id=f"{cases[0]}-{place}-{way}")
+            if cases[1:]:
+                id = f"other {cls.__name__}-{place}-{way}"
+                yield pytest.param(cases[1:], place, way, marks=pytest.mark.slow, id=id)
+
+
+@pytest.mark.parametrize(("cases", "place", "way"), [*placed()])
+def test_a_fast_step_of_every_rule_is_the_plain_step(
+    cases: Sequence[Case], place: str, way: str
+) -> None:
+    run_each(partial(is_plain_in, place=place, way=way), "case", cases)
+
+
+def is_plain_in(case: Case, place: str, way: str) -> None:
+    """Compare a chain with a rule in this place, if there is such a chain."""
     chain = PLACES[place](case.make())
     if refused(chain, case.shapes):  # a guard stands first, or sees what another link has made
         assert case.make().place == "first" if place.endswith("after Adam") else case.last
         return
-    compare(chain, case.shapes, way=way)
+    split = len(case.shapes) if (way, place) in QUICK else 2  # a group takes half the time of two
+    compare(chain, case.shapes, way=way, split=split)
 
 
 ODD = {"a": (0, 4), "b": (), "c": (5,), "d": (), "e": (0, 4), "f": (3, 4), "g": (0,), "h": (1,)}
 ODD_MATRICES = {"a": (0, 4), "b": (3, 4), "c": (0, 4), "d": (1, 4), "e": (4, 1), "f": (4, 0)}
 
 
-@sampled(one_in=2)
+@sampled(one_in=3)
 def test_tensors_without_entries_and_single_numbers_go_in_packs_too(case: Case) -> None:
     """Shards are often empty; packs, parts and stacks know such tensors by their forms."""
     chain, shapes = PLACES["before Adam"](case.make()), ODD_MATRICES if case.matrices else ODD
@@ -256,7 +277,7 @@ def test_tensors_without_entries_and_single_numbers_go_in_packs_too(case: Case) 
 def refused(chain: Chain, shapes: Any) -> bool:
     """Whether there is no such chain."""
     try:
-        pair(chain, shapes)
+        Modular(list(parameters(shapes).items()), *chain)
     except ValueError:
         return True
     return False
@@ -305,7 +326,7 @@ MATRICES = {"a.weight": (4, 3), "a.scale": (2, 5), "b.weight": (2, 3, 2, 2), "b.
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.filterwarnings("ignore:Momentum. momentum should be below 1")
-@settings(max_examples=settings.default.max_examples // 2)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(chain=chains())
 def test_a_fast_step_of_a_random_chain_is_the_plain_step(chain: list[Transform], way: str) -> None:
     is_plain(chain, way)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from tests.engines.accelerated import Accelerated, as_on_an_accelerator
-from tests.helpers import at_once
+from tests.helpers import at_once, run_each
 from torchzero_clip import LR, Bucket, Group, Modular, State, TensorList, Transform
 from torchzero_clip.core import zeros_like_state
 from torchzero_clip.core.formats import Nearest
@@ -240,36 +240,77 @@ def trained(
     return seen
 
 
-@functools.lru_cache
+@functools.cache
 def expected(name: str, kind: str, writes_result: bool) -> list[Tensor]:
     """Return the weights of a chain whose lists have no memory in common."""
     return trained([Calls(NEW[name], kind, writes_result, apart=True), LR(0.1)], "plain")
 
 
-def wrong(engine: str, writes_result: bool) -> Iterator[str]:
+ALIKE = [*UNARY, *BINARY, *FLAGS]
+SLOW = {
+    (name, kind)
+    for (i, name), (j, kind) in itertools.product(enumerate(ALIKE), enumerate(KINDS))
+    if (i + j) % len(KINDS) > 1
+}
+"""Methods that are written alike: quick tests have each with two kinds of lists."""
+PAIRS = list(itertools.product(NEW, KINDS))
+OFTEN = pytest.mark.parametrize(
+    ("engine", "pairs"),
+    [
+        pytest.param(engine, pairs, id=f"{engine}-{id}", marks=marks)
+        for engine in ENGINES
+        for id, marks, pairs in (
+            ("quick", (), [pair for pair in PAIRS if pair not in SLOW]),
+            ("slow", pytest.mark.slow, [pair for pair in PAIRS if pair in SLOW]),
+        )
+    ],
+)
+Pairs = list[tuple[str, str]]
+
+
+def wrong(engine: str, writes_result: bool, pairs: Pairs) -> Iterator[str]:
     """The methods, and the kinds of lists, with which an engine computes other weights."""
-    for name, kind in itertools.product(NEW, KINDS):
+    for name, kind in pairs:
         made = trained([Calls(NEW[name], kind, writes_result), LR(0.1)], engine)
-        pairs = zip(made, expected(name, kind, writes_result), strict=True)
-        if not all([torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in pairs]):
+        both = zip(made, expected(name, kind, writes_result), strict=True)
+        if not all([torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in both]):
             yield f"{name} of {kind}"
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_new_list_stays_as_it_is_when_what_it_was_made_of_is_written(engine: str) -> None:
-    assert list(wrong(engine, writes_result=False)) == []
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_what_a_list_was_made_of_stays_as_it_is_when_the_new_list_is_written(engine: str) -> None:
-    assert list(wrong(engine, writes_result=True)) == []
-
-
-@at_once("kind", ["computed", "state"])
-@at_once("call", [name for name in NEW if name.startswith(SHARING)])
-def test_compiled_steps_and_their_replays_share_no_memory_that_is_written(
-    call: str, kind: str
+@OFTEN
+def test_a_new_list_stays_as_it_is_when_what_it_was_made_of_is_written(
+    engine: str, pairs: Pairs
 ) -> None:
+    assert list(wrong(engine, False, pairs)) == []
+
+
+@OFTEN
+def test_what_a_list_was_made_of_stays_as_it_is_when_the_new_list_is_written(
+    engine: str, pairs: Pairs
+) -> None:
+    assert list(wrong(engine, True, pairs)) == []
+
+
+SHARED = [
+    (name, kind) for name in NEW if name.startswith(SHARING) for kind in ("computed", "state")
+]
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        pytest.param(SHARED[::4] + SHARED[7::8], id="quick"),
+        pytest.param(SHARED, id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_compiled_steps_and_their_replays_share_no_memory_that_is_written(
+    pairs: list[tuple[str, str]],
+) -> None:
+    run_each(shares_no_memory, "call, kind", pairs)
+
+
+def shares_no_memory(call: str, kind: str) -> None:
+    """Check five steps in C++, of which the last three are replays."""
     chain = lambda apart: [Calls(NEW[call], kind, apart=apart), LR(0.1)]  # noqa: E731
     made = trained(chain(False), "native", steps=5)
     expected = trained(chain(True), "plain", steps=5)

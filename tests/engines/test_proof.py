@@ -49,6 +49,8 @@ CHAINS: dict[str, Callable[[], Sequence[Transform]]] = {
         LR(0.1),
     ],
 }
+MORE = ("in bfloat16", "tensor by tensor", "slices", "largest")
+"""Chains that slow tests repeat. Others have the same kinds of kernels."""
 Edit = Callable[[str], str]
 
 
@@ -183,7 +185,13 @@ VECTORS_IN_CPP: dict[str, tuple[str, Edit]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(VECTORS_IN_CPP))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(x, marks=pytest.mark.slow if x in ("another number", "not written") else ())
+        for x in VECTORS_IN_CPP
+    ],
+)
 def test_wrong_vectors_in_cpp_are_told_of_and_the_step_has_torchs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,7 +300,10 @@ def test_a_right_kernel_is_proven_once_and_that_is_noted(
     assert set() == proof.WRONG
 
 
-@pytest.mark.parametrize("chain", list(CHAINS))
+@pytest.mark.parametrize(
+    "chain",
+    [pytest.param(x, marks=pytest.mark.slow if x in MORE else ()) for x in CHAINS],
+)
 def test_a_step_that_is_repeated_runs_no_kernel_that_was_not_proven(chain: str) -> None:
     params, opt = model(chain, compile=True)
     for i in range(4):

@@ -203,7 +203,7 @@ def test_a_wrong_formula_is_found(wrong: str, monkeypatch: pytest.MonkeyPatch) -
 @cache
 def agreeing() -> list[int]:
     """Seeds of a few chains that the library and the reference agree on."""
-    return [seed for seed in range(21) if not differs(seed)]
+    return [seed for seed in (4, 7, 8, 10, 12, 20) if not differs(seed)]
 
 
 def differs(seed: int) -> bool:

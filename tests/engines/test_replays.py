@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from torch.nn import Parameter
 
 from tests.helpers import at_once, equal
 from tests.modules.rows.row import with_lr
-from tests.table import Case, every
+from tests.table import Case, sampled
 from torchzero_clip import (
     LR,
     Accumulate,
@@ -65,13 +66,17 @@ def model(
     chain: Chain,
     shapes: Sequence[tuple[int, ...]] = SHAPES,
     dtype: torch.dtype = torch.float32,
+    split: int = 2,
+    names: Sequence[str] = (),
     **options: Any,
 ) -> Modular:
-    """Return an optimizer with two parameter groups, whose programs run node by node."""
+    """Return an optimizer whose first group has so many parameters, and whose second group has the
+    others. Programs run node by node."""
     generator = torch.Generator().manual_seed(0)
     params = [Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
-    named = [(f"layer{i // 2}.{i}", p) for i, p in enumerate(params)]
-    groups = [{"params": named[:2]}, {"params": named[2:]}]
+    names = names or [f"layer{i // 2}.{i}" for i in range(len(params))]
+    named = list(zip(names, params, strict=True))
+    groups = [{"params": named[:split]}, {"params": named[split:]}]
     opt = Modular([g for g in groups if g["params"]], *chain, compile=True, **options)
     opt.engine = opt.engine.twin()
     return opt
@@ -136,14 +141,14 @@ class Twins:
         assert equal(holds(self.fast), holds(self.slow))
         return self.replays == before + 1
 
-    def warm(self, steps: int = 4) -> Twins:
+    def warm(self, steps: int = 3) -> Twins:
         """Run steps, the last of which must be replayed."""
         assert [self.step() for _ in range(steps)][-1]
         return self
 
-    def recovers(self) -> bool:
-        """Return whether a step is replayed again within six steps."""
-        return any([self.step() for _ in range(6)])
+    def recovers(self, change: Change | None = None, within: int = 6) -> bool:
+        """Return whether one of so many steps, each with this change, is replayed; stop there."""
+        return any(self.step(change) for _ in range(within))
 
 
 CHAINS: dict[str, Callable[[], Chain]] = {
@@ -182,13 +187,15 @@ def test_replays_round_low_precision_state_like_steps_without_replay(name: str) 
     assert draws == [len(scales)] * 2
 
 
-@every(lambda case: not impure(bind(Links(case.make()))))
+@sampled(lambda case: not impure(bind(Links(case.make()))))
 def test_replays_of_every_pure_rule_are_bitwise_identical(case: Case) -> None:
     """Every class that declares `pure = True` is pure."""
-    twins = Twins(lambda: with_lr(case.make(), 0.1), shapes=[*case.shapes.values()])
+    names, shapes = [*case.shapes], [*case.shapes.values()]
+    one_group = {"shapes": shapes, "names": names, "split": len(shapes)}  # half the time of two
+    twins = Twins(lambda: with_lr(case.make(), 0.1), **one_group)
     free = list(twins.fast.keys.defaults)
     large = 1e4 if case.nonfinite in ("raises", "stops") else float("inf")
-    for scale in [1.0, 2.0, 0.5, 1e-4, 50.0, 1.0, 0.0, large, 1.0]:
+    for scale in [1.0, 2.0, 0.5, 1e-4, 50.0, 0.0, large, 1.0]:  # replayed from the third on
 
         def change(opt: Modular) -> None:
             group = opt.param_groups[0]
@@ -247,6 +254,15 @@ def test_a_lasting_change_of_an_answer_about_a_count_leads_to_another_recording(
     assert all(done[8:])
 
 
+DTYPES = [
+    ("headline", torch.float64),
+    ("headline", torch.bfloat16),
+    ("memory", torch.float16),
+    ("gradients", torch.bfloat16),
+]
+"""Chains and dtypes of quick tests."""
+
+
 def test_steps_with_compiled_programs_are_replayed() -> None:
     twins = Twins(headline)
     for opt in twins.both:
@@ -254,8 +270,17 @@ def test_steps_with_compiled_programs_are_replayed() -> None:
     assert [twins.step(scale=scale) for scale in (1.0, 1.0, 1e-3, 100.0, 1e32)][2:] == [True] * 3
 
 
-@pytest.mark.parametrize("name", ["headline", "memory", "gradients"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(
+            *case, id="-".join(map(str, case)), marks=() if case in DTYPES else pytest.mark.slow
+        )
+        for case in itertools.product(
+            ["headline", "memory", "gradients"], [torch.float64, torch.bfloat16, torch.float16]
+        )
+    ],
+)
 def test_steps_in_every_dtype_are_replayed(name: str, dtype: torch.dtype) -> None:
     twins = Twins(CHAINS[name])
     for opt in twins.both:
@@ -411,13 +436,27 @@ CHANGES: list[Change] = [
     shared_gradients,
     no_gradients,
 ]
+RARE = [moved, other_step, moved_state]
+"""Changes that slow tests and the random events of test_replay_events.py have."""
+OFTEN = [change for change in CHANGES if change not in RARE]
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_step_after_a_change_runs_without_replay(change: Change) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *[
+            pytest.param(OFTEN[i : i + 3], id=f"changes {i} to {i + 2}")
+            for i in range(0, len(OFTEN), 3)
+        ],
+        *[pytest.param([change], id=change.__name__, marks=pytest.mark.slow) for change in CHANGES],
+    ],
+)
+def test_a_step_after_a_change_runs_without_replay(changes: list[Change]) -> None:
+    """One change after the other; slow tests have each alone."""
     twins = Twins(headline).warm()
-    assert not twins.step(change)
-    assert twins.recovers()
+    for change in changes:
+        assert not twins.step(change), change.__name__
+        assert twins.recovers(within=10), change.__name__
 
 
 def test_gradients_at_any_address_or_with_gaps_are_replayed() -> None:
@@ -485,15 +524,23 @@ def square_in_layout(layout: str) -> Change:
     return change
 
 
-@pytest.mark.parametrize("layout", ["transposed", "with gaps", "in another place of the storage"])
-@pytest.mark.parametrize("function", REVERSED)
+LAYOUTS = ["transposed", "with gaps", "in another place of the storage"]
+
+
+@pytest.mark.parametrize(
+    ("function", "layout"),
+    [
+        pytest.param(function, layout, marks=() if (i + j) % 3 else pytest.mark.slow)
+        for (i, function), (j, layout) in itertools.product(enumerate(REVERSED), enumerate(LAYOUTS))
+    ],
+)
 def test_operators_that_depend_on_the_layout_are_not_replayed_for_another_layout(
     function: str, layout: str
 ) -> None:
     twins = Twins(lambda: [Reversed(function), LR(0.1)], shapes=[(4, 4), (3, 5)]).warm()
     other = square_in_layout(layout)
     assert not twins.step(other)
-    assert any([twins.step(other) for _ in range(8)])
+    assert twins.recovers(other, within=8)
     assert not twins.step()
     assert twins.recovers()
 
@@ -502,7 +549,7 @@ def test_steps_are_not_replayed_while_a_hyperparameter_is_a_tensor() -> None:
     twins = Twins(headline).warm()
     assert not any([twins.step(lr_as_tensor) for _ in range(4)])
     numbers: Change = lambda opt: [group.update(lr=0.1) for group in opt.param_groups]  # noqa: E731
-    assert any([twins.step(numbers) for _ in range(4)])
+    assert twins.recovers(numbers, within=4)
 
 
 def test_replays_read_parameters_and_state_that_were_written_in_place() -> None:
@@ -577,9 +624,9 @@ def test_steps_in_half_precision_are_replayed_with_every_rounding(
 ) -> None:
     if (rounding, dtype) != ("exact", torch.float16):
         twins = Twins(headline, dtype=dtype, rounding=rounding)
-        twins.warm()
+        twins.warm(4)
         assert twins.recovers()  # metrics() starts the meter of "nearest", so the steps differ
-        assert all([twins.step() for _ in range(5)])
+        assert all([twins.step() for _ in range(2)])
 
 
 @pytest.mark.parametrize("why", ["refused", "state that moves", "gradients that share memory"])
@@ -601,8 +648,8 @@ def test_steps_that_cannot_be_replayed_are_recorded_less_and_less_often(
 
     changes = {"state that moves": restless, "gradients that share memory": shared_gradients}
     monkeypatch.setattr(compiled, "StepRecorder", Taken)
-    assert not any([twins.step(changes.get(why)) for _ in range(40)])
-    assert 1 <= len(taken) <= (1 if why == "refused" else 12)
+    assert not any([twins.step(changes.get(why)) for _ in range(24)])
+    assert 1 <= len(taken) <= (1 if why == "refused" else 8)
 
 
 MORE: dict[str, Callable[[], Chain]] = {
@@ -614,13 +661,13 @@ MORE: dict[str, Callable[[], Chain]] = {
 }
 
 
-@at_once("name", [*CHAINS, *MORE])
+@at_once("name", ["headline", "memory of tensors", "gradients", *MORE])
 def test_gradients_are_freed_after_the_step_without_the_garbage_collector(name: str) -> None:
     opt = model({**CHAINS, **MORE}[name]())
     gc.collect()
     gc.disable()
     try:
-        for i in range(5):
+        for i in range(4):  # the last one is a replay
             give(opt, i)
             grads = [weakref.ref(p.grad) for p in params_of(opt)]
             opt.step()
@@ -636,13 +683,13 @@ NAN: dict[str, Callable[[], Chain]] = {
 }
 
 
-@at_once("name", ["headline", *NAN])
+@at_once("name", NAN)
 def test_recording_again_adds_nothing_to_the_cache_of_fake_tensors(name: str) -> None:
     """PyTorch caches operators by their arguments, and NaN is unequal to every earlier NaN."""
     opt, sizes, recorded = model({**CHAINS, **NAN}[name]()), [], []
-    for i in range(30):
+    for i in range(20):
         give(opt, i)
-        if i % 6 == 0:  # a step with another signature; later steps are recorded again
+        if i % 4 == 0:  # a step with another signature; later steps are recorded again
             params_of(opt)[0].grad = None
             replays(opt)._required = 1
         opt.step()

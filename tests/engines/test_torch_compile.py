@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
 from tests.helpers import (
     Named,
@@ -35,6 +35,7 @@ from torchzero_clip import (
     TensorList,
     WeightDecay,
 )
+from torchzero_clip.core.torch_private import traced
 
 TRACED = [case for case in GOOD if case.traces]
 # One construction a class and, for two rules about norms, one for each way that units are made.
@@ -111,7 +112,7 @@ def check(case: Case, backend: str) -> None:
 
 
 @since_2_12
-@over(HEADLINES[::12])
+@over(HEADLINES[::26])
 def test_a_chain_is_one_graph_compiled_once_and_equal_to_eager(case):
     check(case, "eager")
 
@@ -178,17 +179,18 @@ def test_a_compiled_step_follows_a_scheduler_without_compiling_again(name):
 
 
 def test_tracing_leaves_the_transforms_and_their_optimizer_as_they_were():
-    params = parameters()
+    shapes = {"a.weight": (4, 3), "b.bias": (4,)}
+    params = parameters(shapes)
     opt = Modular(params.items(), ClipNorm(1.0, dim="global"), Adam(), LR(torch.tensor(0.1)))
     before = repr(opt.chain)
     step = torch.compile(opt.step, backend="aot_eager")
-    set_grads(params, gradients())
+    set_grads(params, gradients(shapes))
     step()
     assert repr(opt.chain) == before
     other = copy.deepcopy(opt)
     theirs = dict(zip(params, other.param_groups[0]["params"], strict=True))
     for m, o in ((params, opt), (theirs, other)):
-        set_grads(m, gradients(seed=1))
+        set_grads(m, gradients(shapes, seed=1))
         o.step()
     close(theirs, params, rtol=0, atol=0)
 
@@ -225,6 +227,23 @@ print(counter.op_count, round(params[1][0].item(), 5))
 """
 
 
+def test_a_function_of_the_step_is_called_untraced_by_a_torch_that_cannot_trace_it(monkeypatch):
+    monkeypatch.delattr(torch, "_foreach_clone", raising=False)
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
+    opt, counter = Modular(params, ClipNorm(1.0), Adam(), LR(0.1)), CompileCounter()
+    untraced = traced(opt.step)
+
+    def train():  # torch.compile traces what it is given
+        untraced()
+
+    step = torch.compile(train, backend=counter)
+    for _ in range(2):
+        set_grads(dict(enumerate(params)), {i: torch.ones(3) for i in range(2)})
+        step()
+    assert (counter.op_count, round(params[1][0].item(), 5)) == (0, 0.8)
+
+
+@pytest.mark.slow
 def test_a_torch_that_cannot_trace_a_step_runs_it_as_it_is():
     run = subprocess.run([sys.executable, "-c", OLDER], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["0", "0.8"]

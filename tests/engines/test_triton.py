@@ -379,7 +379,7 @@ def test_gradients_elsewhere_in_each_step_take_a_copy_a_table_and_no_call(
     monkeypatch.setattr(backends.triton, "here", lambda: True)
     monkeypatch.setattr(triton, "TABLES", DeviceTables())
     chain = *SEVEN[name](), Adam(), WeightDecay(0.1), LR(0.1)
-    for count, rows in ((3, 40), (200, 40), (3, 300)):
+    for count, rows in ((40, 40), (3, 300)):
         with fake_cuda():
             params = twin([torch.empty(rows, 50)] * count)
             with Ledger():

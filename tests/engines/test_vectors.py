@@ -121,23 +121,37 @@ def test_every_reduction_is_compared_with_torch() -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=ids)
-@pytest.mark.parametrize("name", WORDS)
-def test_what_torch_says_otherwise_is_known(name: str, dtype: torch.dtype) -> None:
-    compare(*[(WORDS[name], [numbers(shape, dtype, i)]) for i, shape in enumerate(SHAPES)])
+@pytest.mark.parametrize("first", range(0, len(WORDS), 6))
+def test_what_torch_says_otherwise_is_known(first: int, dtype: torch.dtype) -> None:
+    cases = []
+    for word in list(WORDS.values())[first : first + 6]:
+        cases += [(word, [numbers(shape, dtype, i)]) for i, shape in enumerate(SHAPES)]
+    compare(*cases)
 
 
-@pytest.mark.parametrize("name", WORDS_OF_TWO)
-def test_what_torch_says_otherwise_of_two_is_known(name: str) -> None:
+@pytest.mark.parametrize("first", range(0, len(WORDS_OF_TWO), 5))
+def test_what_torch_says_otherwise_of_two_is_known(first: int) -> None:
+    cases = []
+    for word in list(WORDS_OF_TWO.values())[first : first + 5]:
+        mine = pairs(word)
+        assert mine
+        cases += mine
+    compare(*cases)
+
+
+def pairs(word: Function) -> list[tuple[Function, tuple[Tensor, Tensor]]]:
+    """Return calls with two operands of each shape, and with two dtypes of some shapes."""
     cases = []
     for (i, shape), dtype, other in itertools.product(enumerate(SHAPES), FLOATS, FLOATS):
+        if dtype != other and shape not in ((), (3, 4)):
+            continue
         pair = numbers(shape, dtype, i), numbers(shape, other, i + 9)
         try:
-            WORDS_OF_TWO[name](*[t.clone() for t in pair])
+            word(*[t.clone() for t in pair])
         except RuntimeError:  # torch wants one dtype
             continue
-        cases.append((WORDS_OF_TWO[name], pair))
-    assert cases
-    compare(*cases)
+        cases.append((word, pair))
+    return cases
 
 
 PROMOTED: dict[str, Function] = {
@@ -146,24 +160,35 @@ PROMOTED: dict[str, Function] = {
 }
 
 
-@pytest.mark.parametrize("name", PROMOTED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=pytest.mark.slow if x in ("sub", "lt", "ge") else ()) for x in PROMOTED],
+)
 def test_a_number_and_a_vector_of_other_dtypes_are_promoted_as_torch_does(name: str) -> None:
-    shapes = (((3,), ()), ((), (3,)), ((3, 1), (1, 2)), ((), ()))
+    shapes = (((3, 1), ()), ((), (3,)), ((3, 1), (1, 2)))
     every = itertools.product((*FLOATS, *WHOLE), (*FLOATS, *WHOLE), shapes)
     cases = [(PROMOTED[name], (numbers(s, a, 5), numbers(t, b, 6))) for a, b, (s, t) in every]
     compare(*cases)
 
 
-@pytest.mark.parametrize("name", SUMS)
-def test_a_reduction_is_that_of_torch(name: str) -> None:
+@pytest.mark.parametrize("first", range(0, len(SUMS), 3))
+def test_a_reduction_is_that_of_torch(first: int) -> None:
+    names = list(SUMS)[first : first + 3]
+    compare(*[case for name in names for case in reductions(name)])
+
+
+def reductions(name: str) -> list[tuple[Function, list[Tensor]]]:
+    """Return calls of a reduction over all dims, and over each dim."""
     shapes = [(5,), (3, 4), (2, 3, 4), (1,), (2, 1, 3), ()]
     cases = []
     for dtype, shape in itertools.product(FLOATS, shapes):
+        if dtype == torch.float32 and shape not in ((5,), (2, 1, 3)):
+            continue
         x = numbers(shape, dtype, 3)
         cases.append((lambda x: SUMS[name](x, dim=tuple(range(x.dim()))), [x]))
         for dim, keep in itertools.product(range(len(shape)), (False, True)):
             cases.append((partial(SUMS[name], dim=dim, keepdim=keep), [x]))
-    compare(*cases)
+    return cases
 
 
 def test_sums_of_flags_and_of_nothing_are_those_of_torch() -> None:
@@ -173,10 +198,10 @@ def test_sums_of_flags_and_of_nothing_are_those_of_torch() -> None:
     compare(*cases)
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *WHOLE, torch.bool], ids=ids)
-def test_a_conversion_is_that_of_torch(dtype: torch.dtype) -> None:
+def test_a_conversion_is_that_of_torch() -> None:
     cases = []
-    for to in (*FLOATS, *WHOLE, torch.bool):
+    kinds = (*FLOATS, *WHOLE, torch.bool)
+    for dtype, to in itertools.product(kinds, kinds):
         x = torch.tensor([0.0, 1.7, -2.3, 100.0]) if to in WHOLE else numbers((40,), torch.float64)
         x = x if dtype.is_floating_point else x.nan_to_num(1.0, 2.0, 3.0).clamp(-9, 9)
         cases.append((lambda x, to=to: x.to(to, copy=True), [x.to(dtype)]))
@@ -212,11 +237,12 @@ LISTS: dict[str, Function] = {
 }
 
 
-@pytest.mark.parametrize("name", LISTS)
-def test_an_operator_on_lists_is_that_of_torch(name: str) -> None:
+def test_an_operator_on_lists_is_that_of_torch() -> None:
     shapes: tuple[tuple[int, ...], ...] = ((), (2,), (1,))
-    some = [[numbers(shape, torch.float32, i) for i in range(3)] for shape in shapes]
-    compare(*[(LISTS[name], three) for three in some])
+    cases = []
+    for function, shape in itertools.product(LISTS.values(), shapes):
+        cases.append((function, [numbers(shape, torch.float32, i) for i in range(3)]))
+    compare(*cases)
 
 
 OPERANDS = ((5,), (), (1,), (1, 5), (5, 1), (5, 5))
@@ -230,11 +256,16 @@ FEWER: dict[str, Function] = {
 }
 
 
-@pytest.mark.parametrize("name", FEWER)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=pytest.mark.slow if x in ("div", "maximum") else ()) for x in FEWER],
+)
 def test_lists_of_one_shape_meet_operands_of_fewer_dims_each_its_own(name: str) -> None:
     """The count of tensors equals the size of the last dim, so that a mix-up would be seen."""
     cases: list[tuple[Function, list[Tensor]]] = []
     for shape, count, other in itertools.product(OPERANDS, (2, 5), FLOATS):
+        if count == 2 and other == torch.float64:
+            continue
         some = [numbers((5, 5), torch.float32, i) for i in range(count)]
         others = [numbers(shape, other, i + 9) for i in range(count)]
 
