@@ -238,7 +238,9 @@ def some_quick(contract: Check) -> Check:
     def test(**given: Any) -> None:
         contract(**given)
 
-    (table,) = [mark for mark in vars(contract)["pytestmark"] if mark.args[0] == "cases"]
+    marks = vars(contract)["pytestmark"]
+    (table,) = [mark for mark in marks if mark.args[0] == "cases"]
+    other_parameters = [mark for mark in marks if mark is not table]
     cases = [case for row in table.args[1] for case in row.values[0]]
     quick = [case for case in cases if str(case) in MECHANISMS] or cases[:1]
     names = {str(case) for case in quick}
@@ -246,7 +248,8 @@ def some_quick(contract: Check) -> Check:
     rows = [pytest.param([case], id=str(case)) for case in quick]
     for cls, others in slow.items():
         rows.append(pytest.param(others, id=f"other {cls.__name__}", marks=pytest.mark.slow))
-    vars(test)["pytestmark"] = [pytest.mark.parametrize("cases", rows).mark]
+    new_table = pytest.mark.parametrize("cases", rows).mark
+    vars(test)["pytestmark"] = [new_table, *other_parameters]
     return test
 
 
