@@ -2,14 +2,14 @@
 
     python scripts/detection.py draw --seed 1   # choose 60 changes of the code
     python scripts/detection.py record          # note which test files enter the changed functions
-    python scripts/detection.py run             # make each change in a copy and run these files
-    python scripts/detection.py survivors       # run all quick tests with the changes that survived
+    python scripts/detection.py run             # make each change in a copy, run the quickest files
+    python scripts/detection.py together        # run all quick tests with the changes that are left
     python scripts/detection.py table           # print what found each change
 
 A change is one of seven kinds: a sign, an off-by-one, the wrong branch, a missing copy, a dropped
 collective, two arguments in the wrong order, and a cache that is not renewed. The sample and its
 results are in `tests/detection.json`, so that a change of the tests can be judged: `run` first runs
-the test that found a mistake before, and needs all the other files only if that test is gone.
+the test that found a mistake before, and needs other files only if that test is gone.
 """
 
 from __future__ import annotations
@@ -77,6 +77,11 @@ NEXT: dict[type[ast.cmpop], type[ast.cmpop]] = {
 WORDS = "cache|key|stale|version|known|kept|made|_last|same|fresh|current"
 CACHE = re.compile(WORDS, re.IGNORECASE)
 """Conditions that may decide whether stored values are used."""
+SHORT = 15.0
+LONG = 45.0
+"""Seconds of quick test files that run with one change: first the shorter, then the longer."""
+NO_TESTS = 5
+"""pytest's exit status if no test was selected."""
 LIMIT = 900
 """Seconds after which a run with a change counts as failed: some mistakes never end."""
 
@@ -358,42 +363,47 @@ def record(sample: Sequence[Change], paths: Sequence[str]) -> None:
         change.entered_by = sorted({*change.entered_by, *entered})
 
 
-def failing(output: str) -> str:
-    """Return the first test that failed, by what pytest printed."""
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-    return found[1] if found else "a run that did not end"
-
-
 def judged(change: Change, seconds: dict[str, float]) -> str:
-    """Return the first test that fails with a change, or the empty string."""
+    """Return the first test that fails with a change, or the empty string.
+
+    Only the quickest files run here: `together` runs all files with the changes that are left.
+    """
     with tempfile.TemporaryDirectory() as folder:
         copied = Copy(folder)
         copied.write(change.file, change.applied((PACKAGE / change.file).read_text()))
-        file, _, test = change.found_by.partition("::")
-        if test and (copied.root / file).exists():
-            done = copied.pytest(change.found_by)
+        file = change.found_by.partition("::")[0]
+        if file and (copied.root / file).exists():
+            done = copied.pytest("-x", change.found_by)
             if done.returncode == 1:
-                return change.found_by
+                return failing(done.stdout)[0]
         here = [name for name in change.entered_by if (copied.root / name).exists()]
-        for some in in_portions(sorted(here, key=lambda name: seconds.get(name, 1.0)), seconds):
-            done = copied.pytest("-x", *some)
-            if done.returncode not in (0, 5):
-                return failing(done.stdout)
+        here.sort(key=lambda name: seconds.get(name, 1.0))
+        for most in (SHORT, LONG):
+            files = first_files(here, seconds, most)
+            here = here[len(files) :]
+            if files:
+                done = copied.pytest("-x", *files)
+                if done.returncode not in (0, NO_TESTS):
+                    return failing(done.stdout)[0]
     return ""
 
 
-def in_portions(files: Sequence[str], seconds: dict[str, float]) -> Iterator[list[str]]:
-    """Yield files in portions that take longer and longer: most mistakes fail in the first."""
-    portion: list[str] = []
-    limit = 15.0
+def first_files(files: Sequence[str], seconds: dict[str, float], most: float) -> list[str]:
+    """Return the first files that take so many seconds together."""
+    total = 0.0
+    found = []
     for name in files:
-        portion.append(name)
-        if sum(seconds.get(n, 1.0) for n in portion) > limit:
-            yield portion
-            portion = []
-            limit *= 4
-    if portion:
-        yield portion
+        total += seconds.get(name, 1.0)
+        if total > most:
+            break
+        found.append(name)
+    return found
+
+
+def failing(output: str) -> list[str]:
+    """Return the tests that failed, without their parameters, by what pytest printed."""
+    found = re.findall(r"^(?:FAILED|ERROR) ([^\s\[]+)", output, re.MULTILINE)
+    return list(dict.fromkeys(found)) or ["a run that did not end"]
 
 
 def run(
@@ -409,26 +419,40 @@ def run(
         change.found_by = judged(change, seconds)
         took = time.perf_counter() - start
         save(sample)
-        print(f"{took:4.0f} s  {change.found_by or 'SURVIVES'}  {change}", flush=True)
+        print(f"{took:4.0f} s  {change.found_by or 'not yet found'}  {change}", flush=True)
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(judge, sample if only is None else [sample[i] for i in only]))
 
 
-def survivors(sample: Sequence[Change]) -> bool:
-    """Run all quick tests with all surviving changes at once; return whether they pass."""
+def together(sample: Sequence[Change]) -> None:
+    """Run all quick tests with all changes that were not found, at once.
+
+    Then run each test that failed with each change alone.
+    """
+    left = [change for change in sample if not change.found_by]
     with tempfile.TemporaryDirectory() as folder:
         copied = Copy(folder)
         texts: dict[str, str] = {}
-        for change in sample:
-            if not change.found_by:
-                text = texts.get(change.file, (PACKAGE / change.file).read_text())
-                texts[change.file] = change.applied(text)
+        for change in left:
+            text = texts.get(change.file, (PACKAGE / change.file).read_text())
+            texts[change.file] = change.applied(text)
         for file, text in texts.items():
             copied.write(file, text)
-        done = copied.pytest("-n", "2", "--dist", "loadfile")
+        done = copied.pytest("-n", "2", "--dist", "loadfile", limit=4 * LIMIT)
         print(done.stdout[-4000:])
-        return done.returncode == 0
+    if done.returncode == 0:
+        return
+    tests = failing(done.stdout)
+    for change in left:
+        with tempfile.TemporaryDirectory() as folder:
+            copied = Copy(folder)
+            copied.write(change.file, change.applied((PACKAGE / change.file).read_text()))
+            alone = copied.pytest("-x", *tests)
+            if alone.returncode == 1:
+                change.found_by = failing(alone.stdout)[0]
+                save(sample)
+        print(f"{change.found_by or 'SURVIVES'}  {change}", flush=True)
 
 
 def table(sample: Sequence[Change]) -> None:
@@ -456,7 +480,7 @@ def save(sample: Sequence[Change]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
-    parser.add_argument("what", choices=["draw", "record", "run", "survivors", "table"])
+    parser.add_argument("what", choices=["draw", "record", "run", "together", "table"])
     parser.add_argument("paths", nargs="*", help="for record: folders or files of tests")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
@@ -476,8 +500,8 @@ def main() -> int:
             for test, taken in json.loads(given.seconds.read_text()).items():
                 by_file[test.partition("::")[0]] += taken
         run(sample, given.workers, dict(by_file), given.only)
-    elif given.what == "survivors":
-        return 0 if survivors(sample) else 1
+    elif given.what == "together":
+        together(sample)
     table(sample)
     return 0
 
