@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch.distributed.tensor import Shard
 
 from torchzero_clip.core.sharding.layout import Layout, full, layout_of, local, part_of, refuse_flat
+from torchzero_clip.core.sharding.owned_tensors import spread
 from torchzero_clip.core.sharding.owners import owners, owners_of
 
 
@@ -25,9 +27,22 @@ class Strided(SimpleNamespace):
         return False
 
 
-def mesh(*sizes: int, here: tuple[int, ...] = ()) -> Any:
+class Mesh:
     """A mesh of processes that are not there."""
-    return SimpleNamespace(size=lambda i: sizes[i], get_coordinate=lambda: here)
+
+    def __init__(self, *sizes: int, here: tuple[int, ...]) -> None:
+        self.sizes = sizes
+        self.here = here
+
+    def size(self, dim: int) -> int:
+        return self.sizes[dim]
+
+    def get_coordinate(self) -> tuple[int, ...]:
+        return self.here
+
+
+def mesh(*sizes: int, here: tuple[int, ...] = ()) -> Any:
+    return Mesh(*sizes, here=here)
 
 
 def test_parts_are_of_one_size_and_the_last_ones_short_or_empty() -> None:
@@ -50,6 +65,15 @@ def test_a_part_is_cut_from_the_whole_and_a_row_of_one_is_not() -> None:
     layout = Layout(mesh(2, here=(1,)), (Shard(0),), (3, 2))
     assert layout.part(torch.arange(6.0).view(3, 2)).tolist() == [[4, 5]]
     assert layout.part(torch.arange(2.0).view(1, 2)).tolist() == [[0, 1]]
+
+
+def test_a_part_does_not_keep_the_whole_tensor_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a checkpoint of one rank would contain the whole tensor."""
+    monkeypatch.setattr(Layout, "wrap", lambda layout, part: part)
+    layout = Layout(mesh(2, here=(1,)), (Shard(0),), (4, 2))
+    (part,) = spread([torch.arange(8.0).view(4, 2)], [layout])
+    assert part.tolist() == [[4, 5], [6, 7]]
+    assert part.untyped_storage().nbytes() == 4 * part.numel()
 
 
 def test_a_plain_tensor_is_all_here() -> None:
