@@ -127,7 +127,7 @@ class Log:
         also log metrics with names such as "ZClip/norm".
         """
         by_recorder = ROW in self.cells and name.rpartition("/")[2] == "norm"
-        by_trace = [*self.cells][0] == "step" and name == "norm" and name not in self.cells
+        by_trace = next(iter(self.cells)) == "step" and name == "norm" and name not in self.cells
         return by_recorder or by_trace
 
     def known(self, key: str, numbers: Tensor) -> Tensor:
