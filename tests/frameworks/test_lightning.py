@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 from tests.frameworks.common import CHAINS, FREE, averaged, blank, data, need, network, values
 from tests.helpers import equal
-from torchzero_clip import LR, Adam, AutoClip, ClipNorm, Clipper, Modular, ZClip, to_floats
+from torchzero_clip import (
+    LR,
+    Adam,
+    AutoClip,
+    ClipNorm,
+    Clipper,
+    Guard,
+    Modular,
+    ZClip,
+    to_floats,
+)
 
 lightning = need("lightning")
 pytestmark = [
@@ -119,6 +129,53 @@ def test_a_resumed_run_is_the_run_without_a_break(chain, kind, precision, tmp_pa
     second = blank(kind(CHAINS[chain](), scheduled=True))
     fit(second, tmp_path, epochs=2, precision=precision, resume=tmp_path / "one.ckpt")
     assert equal(values(straight.net), values(second.net))
+
+
+class Half(Lit):
+    """A model in bfloat16, with rounding="exact"."""
+
+    def configure_optimizers(self) -> Any:
+        return Modular(self.named_parameters(), *self.links, rounding="exact")
+
+
+def test_bf16_true_with_exact_rounding_resumes_to_the_same_float32_weights(tmp_path):
+    """Lightning loads the model first and the optimizer second."""
+
+    def run(epochs: int, resume: Path | None = None) -> tuple[Any, dict[str, Tensor]]:
+        model = Half(CHAINS["adaptive"]())
+        if resume is not None:
+            blank(model)
+        trainer = fit(model, tmp_path, epochs, resume, precision="bf16-true")
+        (opt,) = trainer.optimizers
+        assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+        return trainer, opt.exact_state_dict(model)
+
+    _, straight = run(2)
+    first, _ = run(1)
+    first.save_checkpoint(tmp_path / "one.ckpt")
+    _, resumed = run(2, tmp_path / "one.ckpt")
+    assert equal(straight, resumed)
+
+
+def test_a_skipped_step_counts_for_lightning_unless_the_hook_holds_the_scheduler(tmp_path):
+    class Guarded(Lit):
+        def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+            bad = self.global_step == 3
+            return super().loss(batch) * (float("nan") if bad else 1.0)
+
+    class Held(Guarded):
+        def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+            if not self.optimizers().skipped():
+                scheduler.step()
+
+    counts = []
+    for kind in (Guarded, Held):
+        trainer = fit(kind([Guard(), Adam(), LR(1e-2)], scheduled=True), tmp_path, epochs=1)
+        (config,) = trainer.lr_scheduler_configs
+        counts.append(config.scheduler.last_epoch)
+        assert trainer.global_step == 8
+        assert to_floats(trainer.optimizers[0].metrics())["Guard/skipped"] == 1
+    assert counts == [8, 7]
 
 
 def test_bf16_mixed_keeps_parameters_and_state_in_float32(tmp_path):

@@ -113,6 +113,24 @@ def test_the_bytes_of_a_chain(chain, expected):
     assert bytes_of(plan(*chain)) == expected
 
 
+@pytest.mark.parametrize(
+    ("chain", "multiplies"),
+    [
+        ([ClipNorm(1.0, dim="global"), Adam(), LR(1e-3)], True),
+        ([ClipNorm(1.0, dim="global"), Momentum(0.9, nesterov=True), LR(1e-3)], True),
+        ([ClipNorm(1.0, dim="global"), Momentum(0.9), LR(1e-3)], False),
+        ([ClipNorm(1.0, dim="global", target="grad"), Adam(), LR(1e-3)], False),
+        ([ClipNorm(1.0, dim="global"), LR(1e-3)], False),
+    ],
+)
+def test_it_says_whether_gradients_are_multiplied_before_the_fused_call(chain, multiplies):
+    text = plan(*chain)
+    before = "The gradients are multiplied by the factor of ClipNorm just before this call reads"
+    assert (before in text) == multiplies
+    assert ("The factor of ClipNorm is applied in the same pass." in text) != multiplies
+    assert ("_foreach_mul," in text) == multiplies
+
+
 def test_an_update_that_a_rule_reads_is_written_once():
     text = plan(ZClip(), Adam(), ClipNormGrowth(), LR(1e-3))
     assert "a buffer" in text

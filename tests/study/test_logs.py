@@ -96,6 +96,29 @@ def test_a_norm_that_is_no_number_stays_one(tmp_path: Path) -> None:
     assert (trace.known.all(), len(trace), trace.norms[2].item()) == (True, 3, float("inf"))
 
 
+@pytest.mark.parametrize("column", ["grad_norm", "norm", "ClipNorm/norm", "norm/net.weight"])
+def test_rows_without_a_norm_are_skipped_whatever_the_column_is_called(
+    column: str, tmp_path: Path
+) -> None:
+    """Lightning writes the learning rate and the metrics of a step into different rows."""
+    rows = f"epoch,{column},lr-AdamW,step\n,,0.1,0\n0,5.0,,0\n,,0.1,1\n0,6.0,,1\n0,nan,,2\n"
+    (tmp_path / "metrics.csv").write_text(rows + "0,7.0,,1\n")  # step 1 is logged twice
+    trace = Trace.read(tmp_path / "metrics.csv")
+    assert trace.norms[:2].tolist() == [[5.0], [7.0]]
+    assert trace.norms[2].isnan().all()
+    assert trace.known.all()
+    assert trace.steps.tolist() == [0, 1, 2]
+
+
+def test_each_row_of_a_recorder_is_a_step_also_without_a_norm(tmp_path: Path) -> None:
+    """A step that a guard skipped has no norm, and a norm that is NaN is known."""
+    rows = "step,stands_for,ZClip/norm\n1,1,5.0\n2,1,\n3,1,nan\n"
+    (tmp_path / "run.csv").write_text(rows)
+    trace = Trace.read(tmp_path / "run.csv")
+    assert trace.known[:, 0].tolist() == [True, False, True]
+    assert trace.steps.tolist() == [1, 2, 3]
+
+
 def test_what_excel_and_a_power_shell_write_is_text(tmp_path: Path) -> None:
     (tmp_path / "run.csv").write_bytes("step,grad_norm\r\n1,0.5\r\n".encode("utf-16"))
     assert Trace.read(tmp_path / "run.csv").norms.tolist() == [[0.5]]

@@ -323,6 +323,22 @@ def test_the_command_prints_a_line_for_each_rule_and_draws(tmp_path, capsys) -> 
     assert picture.read_text().count("<svg") == 1
 
 
+def test_an_option_may_be_between_the_file_and_the_rules(tmp_path, capsys) -> None:
+    run(steps=40).to_csv(tmp_path / "run.csv")
+    file, *rules = [str(tmp_path / "run.csv"), "ZClip()", "ClipNorm(5.0, dim='global')"]
+    out = ["--out", str(tmp_path / "picture.svg")]
+    norms = ["--norms", "raw/norm/0"]
+    printed = []
+    for words in ([file, *rules, *norms], [file, *norms, *rules], [*norms, file, *rules]):
+        main(["simulate", *words, *out])
+        printed.append(capsys.readouterr().out)
+    assert printed == printed[:1] * 3
+    assert "\nZClip()" in printed[0]
+    with pytest.raises(SystemExit):
+        main(["simulate", *norms])
+    assert "arguments are required: run\n" in capsys.readouterr().err
+
+
 def test_the_command_prints_its_table_without_matplotlib(tmp_path, capsys, monkeypatch) -> None:
     run(steps=40).to_csv(tmp_path / "run.csv")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

@@ -38,6 +38,12 @@ PARAMETERS_WATCHED = 64
 """The number of parameters of the small model."""
 END = "the end"
 KERNEL = "one compiled kernel"
+MULTIPLY = ("_foreach_mul", "_foreach_div", "_foreach_div_")
+"""Operators that apply the factor of a norm rule before a fused optimizer reads the gradients."""
+FACTOR_IN_PASS = "The factor of {} is applied in the same pass."
+FACTOR_BEFORE_CALL = (
+    "The gradients are multiplied by the factor of {} just before this call reads them."
+)
 ONLY_WRITE = ("copy_", "zero_", "fill_")
 """Operators that write their first argument without reading it."""
 
@@ -150,8 +156,9 @@ def explain(optimizer: ChainRunner, make: Callable[..., Any], each: bool = False
     if notes:
         lines.append("")
     lines.append(repr(optimizer.chain)[len("Chain(") : -1])
-    for of_kind in (_parameters, _owners, _refreshes, _averages, _tails):
+    for of_kind in (_parameters, _owners, _refreshes, _averages):
         lines += of_kind(optimizer)
+    lines += _tails(optimizer, parts[-1].operators)
     lines += ["", f"{'':{width}}  reads  writes   bytes per element"]
     lines += [part.row(width, numbers) for part in parts]
     lines += [f"{'total':{width}}  {reads:5.3g}  {writes:6.3g}", ""]
@@ -274,8 +281,13 @@ def _averages(optimizer: ChainRunner) -> Iterator[str]:
         yield f"averaged() uses the averaged weights of {paths[-1]}.{more}"
 
 
-def _tails(optimizer: ChainRunner) -> Iterator[str]:
-    """Yield a line for each tail: the links at the end that run in one pass over memory."""
+def _tails(optimizer: ChainRunner, operators: set[str]) -> Iterator[str]:
+    """Yield a line for each tail: the links at the end that run together.
+
+    Args:
+        optimizer: The optimizer.
+        operators: The operators that ran at the end of a step.
+    """
     if not optimizer.engine.fuses:
         return
     tails = list(optimizer._plan.tails.values())
@@ -288,14 +300,17 @@ def _tails(optimizer: ChainRunner) -> Iterator[str]:
         names = [link.path for link in tail.links]
         verb = "run" if len(names) > 1 else "runs"
         does = "in the same pass over memory as the subtraction of the update"
+        factor = FACTOR_IN_PASS
         if tail.rule is not None:
             kernel = tail.rule.transform.fused(tail.rule.values(live))
             if devices.isdisjoint(kernel.devices):
                 continue
             does = f"as one call of {name_of_fused(kernel.function)}"
+            if not operators.isdisjoint(MULTIPLY):
+                factor = FACTOR_BEFORE_CALL
         line = f"{' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))} {verb} {does}."
         if tail.factor is not None:
-            line += f" The factor of {tail.factor.path} is applied in the same pass."
+            line += f" {factor.format(tail.factor.path)}"
         yield line
 
 

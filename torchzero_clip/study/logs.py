@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.study.json_logs import TENSORBOARD, of_json
+from torchzero_clip.study.table import ROW
 
 WANTED = "a column of norms, such as grad_norm, and preferably a column such as step"
 STEPS = ("step", "steps", "global_step", "globalstep", "iteration", "iter", "it", "update")
@@ -87,9 +88,9 @@ class Log:
 
         The column with the step numbers is called "step".
 
-        Logs that are not from a Recorder can have rows without a norm, for example rows of a
-        validation. This method skips such rows. If several rows have the same step, only the last
-        row is used.
+        In a file of a Recorder or of `Trace.write`, each row is a step, also if its norm is
+        unknown. Other logs can have rows without a norm, for example rows of a validation. This
+        method skips such rows. If several rows have the same step, only the last row is used.
 
         Args:
             name: The name of the norms.
@@ -109,7 +110,7 @@ class Log:
         if step is not None:
             columns = {"step": columns.pop(step), **columns}
         known = {key: self.known(key, columns[key]) for key in wanted}
-        if name.rpartition("/")[2] == "norm":  # a Recorder has written the log
+        if self.has_row_per_step(name):
             return columns, known
         rows = torch.stack([*known.values()]).any(0).nonzero().flatten()
         if step is not None and not is_increasing(columns["step"][rows]):
@@ -118,6 +119,16 @@ class Log:
             raise ValueError(f"Trace: column {name!r} of {self.source} has no numbers")
         columns = {key: values[rows] for key, values in columns.items()}
         return columns, {key: values[rows] for key, values in known.items()}
+
+    def has_row_per_step(self, name: str) -> bool:
+        """Return whether a Recorder or `Trace.write` wrote the log, so that each row is a step.
+
+        `Trace.write` writes the column "step" and columns such as "norm/weight". Other programs
+        also log metrics with names such as "ZClip/norm".
+        """
+        by_recorder = ROW in self.cells and name.rpartition("/")[2] == "norm"
+        by_trace = next(iter(self.cells)) == "step" and name == "norm" and name not in self.cells
+        return by_recorder or by_trace
 
     def known(self, key: str, numbers: Tensor) -> Tensor:
         """Return which cells of a column have a value. The text "nan" is a value."""

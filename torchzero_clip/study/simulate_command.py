@@ -28,10 +28,16 @@ def command(argv: Sequence[str]) -> Iterator[str]:
     add = parser.add_argument
     add("run", help="a log file, for example from Recorder.to_csv")
     usual = ", ".join([*RULES, "and ClipNorm at twice the median"])
-    add("rules", nargs="*", metavar="RULE", help=f"rules as Python code; by default {usual}")
+    add(
+        "rules",
+        nargs="*",
+        default=[],
+        metavar="RULE",
+        help=f"rules as Python code; by default {usual}",
+    )
     add("--norms", help="the name of the column with the norms; by default the first such column")
     add("--out", default="simulate.png", help="the plot, as .png, .svg or .pdf (simulate.png)")
-    options = parser.parse_args(argv)
+    options = parser.parse_intermixed_args(argv)  # options may be between the file and the rules
     try:
         trace = Trace.read(options.run, options.norms)
         simulation = simulate(trace, *map(rule, options.rules or usual_rules(trace)))

@@ -139,6 +139,9 @@ class Trace:
         last line has no newline, this method warns. It skips the line unless the line has all
         cells.
 
+        Rows without a norm are skipped. If a step occurs in several rows, the last row counts. In
+        a file of a `Recorder` or of `write`, each row is a step, and its norm may be unknown.
+
         The column "stands_for" has the number of steps of each row. In a file without this column,
         the number of steps is the difference between the first two step numbers.
 

@@ -308,8 +308,8 @@ def test_what_rounding_lost_in_a_recorded_run_is_told(tmp_path: Path) -> None:
 
 
 def test_rows_that_were_skipped_or_lie_behind_a_way_back_are_marked(tmp_path: Path) -> None:
-    rows = ["step,Guard/skipped,ClipNorm/norm,recover/back,recover/left_out"]
-    rows += ["1,0,1.0,,", "2,1,,,", "3,1,1.0,,", "4,1,1.0,30,10", "5,2,,,"]
+    rows = ["step,stands_for,Guard/skipped,ClipNorm/norm,recover/back,recover/left_out"]
+    rows += ["1,1,0,1.0,,", "2,1,1,,,", "3,1,1,1.0,,", "4,1,1,1.0,30,10", "5,1,2,,,"]
     (tmp_path / "run.csv").write_text("\n".join(rows) + "\n")
     session = LabSession(tmp_path / "run.csv")
     told = sorted(session.run(0, session.version)["marks"])
