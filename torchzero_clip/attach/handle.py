@@ -20,6 +20,7 @@ from typing_extensions import Self
 from torchzero_clip.attach.clipper import Clipper
 from torchzero_clip.core import Chain, Step, Transform, bind
 from torchzero_clip.core.gradients import Where
+from torchzero_clip.core.link import Link
 from torchzero_clip.core.step import one_number
 from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer import averages
@@ -36,6 +37,10 @@ AFTER = "after"
 
 class Attached(Clipper):
     """The handle that `attach` returns: a Clipper tied to an optimizer, and a context manager."""
+
+    _how_to_name = (
+        "construct the optimizer with names, for example torch.optim.Adam(model.named_parameters())"
+    )
 
     def __init__(
         self,
@@ -55,7 +60,7 @@ class Attached(Clipper):
         self._foreign = frozenset(optimizer.defaults)  # keys that the other optimizer reads
         links = bind(Chain(*transforms))
         refuse_step("attach", links)
-        names = GroupKeys(links)
+        names = self._keys_of(links)
         groups = [self._own_keys(group, names) for group in optimizer.param_groups]
         super().__init__(
             groups, *transforms, compile=compile, process_group=process_group, grad=grad
@@ -117,6 +122,17 @@ class Attached(Clipper):
             take_params(self.param_groups[i], theirs)
         if self.after is not None:
             self.after.follow(optimizer.param_groups)
+            self._pass_on(self.after)
+
+    def _keys_of(self, links: Sequence[Link]) -> GroupKeys:
+        """Return the keys of the chain and of the links after the optimizer."""
+        return GroupKeys(links, [] if self.after is None else bind(self.after.chain))
+
+    def _pass_on(self, after: AfterStep) -> None:
+        """Copy the hyperparameters of the links after the optimizer from the handle's groups."""
+        for ours, theirs in zip(self.param_groups, after.param_groups, strict=True):
+            for path, key in after.keys.aliases.items():
+                theirs[key] = ours.get(self.keys.aliases[path], theirs[key])
 
     def explain(self, *, parameters: bool = False) -> str:
         """Describe the chain and its plan, as `Clipper.explain` does.
@@ -214,8 +230,12 @@ class Attached(Clipper):
             )
         if self.after is not None:
             state_dict = dict(state_dict)
-            self.after.load_state_dict(state_dict.pop(AFTER))
+            # the handle's own groups have the same hyperparameters, and are loaded below
+            own_values = [*self.after.keys.defaults]
+            self.after.load_state_dict(state_dict.pop(AFTER), keep=own_values)
         super().load_state_dict(state_dict, keep=keep)
+        if self.after is not None:
+            self._pass_on(self.after)
 
     def _put_in(self, _: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return the optimizer's state dict with the state of the rules added."""
@@ -245,7 +265,7 @@ class Attached(Clipper):
         )
 
     def _own_keys(self, group: dict[str, Any], names: GroupKeys) -> dict[str, Any]:
-        """Return the parameters and the hyperparameters of the chain in an optimizer's group."""
+        """Return the parameters and the hyperparameters of the rules in an optimizer's group."""
         known = {*PARAMS, *names.defaults, *names.aliases}
         theirs = {*self._foreign, *SCHEDULER_KEYS, *(WELL_KNOWN.keys() - names.ambiguous.keys())}
         for key in group.keys() - known - theirs:
