@@ -711,10 +711,11 @@ def test_live_values_in_the_groups_of_the_optimizer_are_taken_over():
 
 @pytest.mark.parametrize("compile", [False, True])
 def test_the_plan_of_a_handle_writes_gradients_and_no_parameters(compile):
-    handle = attach(torch.optim.Adam([param(0.0)]), Guard(), ClipNorm(1.0), compile=compile)
-    plan = handle.explain()
+    opt = torch.optim.Adam([param(0.0)])
+    plan = attach(opt, Guard(), ClipNorm(1.0), compile=compile).explain()
     assert "writes the gradients: " in plan
     assert "writes the parameters" not in plan
+    assert "These rules write only gradients. Adam updates the parameters." in plan
     reason = "Each step synchronizes to read whether it is skipped: gradients can be removed."
     assert reason in plan.splitlines()
 

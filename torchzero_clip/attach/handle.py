@@ -150,6 +150,9 @@ class Attached(Clipper):
             if theirs[key] != ours[key]
         ]
         lines = [*unread, super().explain(parameters=parameters)]
+        if optimizer is not None:
+            name = type(optimizer).__name__
+            lines.append(f"These rules write only gradients. {name} updates the parameters.")
         if self.after is not None:
             lines.append(
                 f"After each step of the optimizer, {self.after.chain!r} averages the weights. Use "

@@ -297,7 +297,7 @@ def _tails(optimizer: ChainRunner) -> Iterator[str]:
             does = f"as one call of {name_of_fused(kernel.function)}"
         line = f"{' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))} {verb} {does}."
         if tail.factor is not None:
-            line += f" The factor of {tail.factor.path} is applied in the same pass."
+            line += f" The factor of {tail.factor.path} is applied in the same row."
         yield line
 
 
