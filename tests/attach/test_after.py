@@ -182,6 +182,21 @@ def test_the_plan_tells_of_links_behind_the_optimizer():
     assert handle.explain().splitlines()[-1] == said
 
 
+def test_a_checkpoint_that_does_not_fit_changes_no_average():
+    params, opt = two_groups({})
+    handle = attach(opt, ClipNorm(1.0), after=WeightEMA(0.5))
+    step_down(opt, params)
+    saved = copy.deepcopy(handle.state_dict())
+    other_params, other = two_groups({})
+    again = attach(other, after=WeightEMA(0.5))
+    for _ in range(2):
+        step_down(other, other_params)
+    before = averages_of(again, other_params)
+    with pytest.raises(ValueError, match="saved with different transforms"):
+        again.load_state_dict(saved)
+    assert averages_of(again, other_params) == before
+
+
 def two_groups(second: dict[str, Any]) -> tuple[list[Parameter], torch.optim.Optimizer]:
     """Return two parameters and SGD, with one group for each and keys for the second group."""
     params = [Parameter(torch.zeros(1)) for _ in range(2)]

@@ -7,6 +7,7 @@ the optimizer's state. The handle can also have links that run after each step.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -27,6 +28,7 @@ from torchzero_clip.optimizer import averages
 from torchzero_clip.optimizer.after_step import PARAMS, AfterStep, take_params
 from torchzero_clip.optimizer.chain_meaning import refuse_step
 from torchzero_clip.optimizer.keys import SCHEDULER_KEYS, WELL_KNOWN, GroupKeys
+from torchzero_clip.optimizer.loading import checked_checkpoint
 from torchzero_clip.optimizer.saving import safe_to_save
 
 KEY = "torchzero_clip"
@@ -233,9 +235,14 @@ class Attached(Clipper):
             )
         if self.after is not None:
             state_dict = dict(state_dict)
+            after_state = state_dict.pop(AFTER)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the call below warns
+                # raise an error before the averages change
+                checked_checkpoint(self, state_dict, (keep,) if isinstance(keep, str) else keep)
             # the handle's own groups have the same hyperparameters, and are loaded below
             own_values = [*self.after.keys.defaults]
-            self.after.load_state_dict(state_dict.pop(AFTER), keep=own_values)
+            self.after.load_state_dict(after_state, keep=own_values)
         super().load_state_dict(state_dict, keep=keep)
         if self.after is not None:
             self._pass_on(self.after)
