@@ -15,10 +15,14 @@ from torchzero_clip import (
     LR,
     Chain,
     ClipNorm,
+    Group,
+    Live,
     Lookahead,
     Modular,
     Momentum,
     ScheduleFree,
+    State,
+    TensorList,
     Transform,
     WeightAverage,
     WeightDecay,
@@ -176,6 +180,114 @@ def test_the_plan_tells_of_links_behind_the_optimizer():
         "averaged() to evaluate with the averaged weights."
     )
     assert handle.explain().splitlines()[-1] == said
+
+
+def test_a_checkpoint_that_does_not_fit_changes_no_average():
+    params, opt = two_groups({})
+    handle = attach(opt, ClipNorm(1.0), after=WeightEMA(0.5))
+    step_down(opt, params)
+    saved = copy.deepcopy(handle.state_dict())
+    other_params, other = two_groups({})
+    again = attach(other, after=WeightEMA(0.5))
+    for _ in range(2):
+        step_down(other, other_params)
+    before = averages_of(again, other_params)
+    with pytest.raises(ValueError, match="saved with different transforms"):
+        again.load_state_dict(saved)
+    assert averages_of(again, other_params) == before
+
+
+def two_groups(second: dict[str, Any]) -> tuple[list[Parameter], torch.optim.Optimizer]:
+    """Return two parameters and SGD, with one group for each and keys for the second group."""
+    params = [Parameter(torch.zeros(1)) for _ in range(2)]
+    groups = [{"params": params[:1]}, {"params": params[1:], **second}]
+    return params, torch.optim.SGD(groups, lr=1.0)
+
+
+def step_down(opt: torch.optim.Optimizer, params: list[Parameter]) -> None:
+    """Step with gradients of 1."""
+    for p in params:
+        p.grad = torch.ones(1)
+    opt.step()
+
+
+def averages_of(handle: Any, params: list[Parameter]) -> list[float]:
+    with handle.averaged():
+        return [p.item() for p in params]
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_hyperparameters_of_links_after_the_step_are_in_the_groups_of_the_handle(compile):
+    params, opt = two_groups({"decay": 0.0})
+    handle = attach(opt, ClipNorm(0.5), after=WeightEMA(0.5), compile=compile)
+    assert [group["decay"] for group in handle.param_groups] == [0.5, 0.0]
+    for _ in range(2):
+        step_down(opt, params)
+    assert averages_of(handle, params) == [-0.75, -1.0]
+    handle.param_groups[0]["decay"] = 0.0
+    handle.param_groups[1]["WeightEMA/decay"] = 0.5
+    for _ in range(2):
+        step_down(opt, params)
+    assert averages_of(handle, params) == [-2.0, -1.625]
+    handle.param_groups[0]["decay"] = 2.0
+    with pytest.raises(ValueError, match="WeightEMA: decay must be"):
+        step_down(opt, params)
+
+
+def test_hyperparameters_of_links_after_the_step_are_saved_and_loaded():
+    params, opt = two_groups({})
+    handle = attach(opt, after=WeightEMA(0.5))
+    handle.param_groups[1]["decay"] = 0.25
+    step_down(opt, params)
+    saved = copy.deepcopy(handle.state_dict())
+    new_params, new = two_groups({})
+    for old_param, new_param in zip(params, new_params, strict=True):
+        new_param.data.copy_(old_param.data)
+    again = attach(new, after=WeightEMA(0.5))
+    with pytest.warns(UserWarning, match="group 1: decay: 0.25 from the checkpoint") as warned:
+        again.load_state_dict(saved)
+    assert len(warned) == 1
+    assert [group["decay"] for group in again.param_groups] == [0.5, 0.25]
+    step_down(new, new_params)
+    assert averages_of(again, new_params) == [-1.5, -1.75]
+    again.param_groups[1]["decay"] = 0.0
+    again.load_state_dict(saved, keep="decay")
+    step_down(new, new_params)
+    assert averages_of(again, new_params)[1] == -3.0
+
+
+def test_names_that_links_before_and_after_the_step_share_need_a_path():
+    class Mixed(Transform):
+        """u ← decay · u"""
+
+        decay: Live[float] = 1.0
+
+        def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+            return u.mul(group["decay"])
+
+    _, opt = two_groups({"decay": 0.0})
+    with pytest.raises(ValueError, match=r"use one of \['Mixed/decay', 'WeightEMA/decay'\]"):
+        attach(opt, Mixed(), after=WeightEMA(0.5))
+    params, opt = two_groups({"WeightEMA/decay": 0.0})
+    handle = attach(opt, Mixed(), after=WeightEMA(0.5))
+    handle.param_groups[0]["Mixed/decay"] = 2.0
+    step_down(opt, params)
+    step_down(opt, params)
+    assert averages_of(handle, params) == [-3.0, -2.0]
+
+
+@pytest.mark.parametrize("before", [[], [ClipNorm(1.0)]])
+def test_misspelled_hyperparameters_of_links_after_the_step_are_refused(before):
+    _, opt = two_groups({"decayy": 0.0})
+    with pytest.raises(ValueError, match=r"unknown key 'decayy' .* did you mean 'decay'"):
+        attach(opt, *before, after=WeightEMA(0.5))
+
+
+def test_the_plan_reports_unread_hyperparameters_of_links_after_the_step():
+    _, opt = two_groups({})
+    handle = attach(opt, after=WeightEMA(0.5))
+    opt.param_groups[1]["decay"] = 0.0
+    assert "set handle.param_groups[1]['decay']" in handle.explain()
 
 
 def test_a_removed_handle_looks_no_more():

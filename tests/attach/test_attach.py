@@ -709,6 +709,31 @@ def test_live_values_in_the_groups_of_the_optimizer_are_taken_over():
     assert all("lr" not in group for group in handle.param_groups)
 
 
+@pytest.mark.parametrize("compile", [False, True])
+def test_the_plan_of_a_handle_writes_gradients_and_no_parameters(compile):
+    opt = torch.optim.Adam([param(0.0)])
+    plan = attach(opt, Guard(), ClipNorm(1.0), compile=compile).explain()
+    assert "writes the gradients: " in plan
+    assert "writes the parameters" not in plan
+    assert "These rules write only gradients. Adam updates the parameters." in plan
+    reason = "Each step synchronizes to read whether it is skipped: gradients can be removed."
+    assert reason in plan.splitlines()
+
+
+def test_layers_need_an_optimizer_with_names():
+    model = torch.nn.Linear(2, 1)
+    with pytest.raises(ValueError, match=r"construct the optimizer with names, for example torch"):
+        attach(torch.optim.Adam(model.parameters()), ClipNorm(1.0, dim="layer"))
+    old = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    old.step()
+    new = torch.optim.Adam(model.named_parameters())
+    handle = attach(new, ClipNorm(1.0, dim="layer"))
+    new.load_state_dict(old.state_dict())
+    new.step()
+    assert handle.metrics()["ClipNorm/norm"].item() == pytest.approx(3**0.5)
+
+
 def test_attaching_nothing_is_an_error():
     with pytest.raises(ValueError, match="attach: at least one transform is required"):
         attach(torch.optim.SGD([Parameter(torch.zeros(2))], lr=1.0))

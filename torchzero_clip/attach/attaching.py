@@ -41,8 +41,8 @@ def attach(
             "torchzero_clip". If False, save `handle.state_dict()` as well.
             `optimizer.load_state_dict()` loads state under this key in both cases.
         after: A link with averaged weights, such as `WeightEMA(0.999)`, or a Chain of such links.
-            The link runs after each step of the optimizer, on the new weights. With `compile`, the
-            link is a separate kernel.
+            The link runs after each step of the optimizer, on the new weights. Its hyperparameters
+            are in the groups of the handle. With `compile`, the link is a separate kernel.
         grad: Where the optimizer's gradients are stored, as for `Modular`.
 
     Returns:

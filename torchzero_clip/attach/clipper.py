@@ -20,7 +20,6 @@ from torchzero_clip.optimizer.chain_meaning import refuse_step
 from torchzero_clip.optimizer.chain_runner import ChainRunner
 from torchzero_clip.optimizer.construction_warnings import warn_of_construction
 from torchzero_clip.optimizer.explain import explain
-from torchzero_clip.optimizer.modular import TrialOptimizer
 
 TOTAL_NORM = "total norm"
 """The key, in the records of a step, for the norm of all gradients before the chain."""
@@ -132,7 +131,7 @@ class Clipper(ChainRunner):
             parameters: Add a table of the groups and links of parameters, as `Modular.explain`
                 does.
         """
-        return explain(self, TrialOptimizer, parameters)
+        return explain(self, TrialClipper, parameters)
 
     def _warn_of_none(self) -> None:
         """Warn that no parameter has a gradient, unless another process may have some."""
@@ -142,3 +141,10 @@ class Clipper(ChainRunner):
                 "Clipper: no parameter has a gradient, so nothing was clipped: call Clipper.step() "
                 "after backward() and before the step() of the optimizer",
             )
+
+
+class TrialClipper(Clipper):
+    """A Clipper that `explain` runs on one rank alone, with some of the parameters."""
+
+    _is_trial = True
+    _measures = False

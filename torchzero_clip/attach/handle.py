@@ -7,6 +7,7 @@ the optimizer's state. The handle can also have links that run after each step.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -20,12 +21,14 @@ from typing_extensions import Self
 from torchzero_clip.attach.clipper import Clipper
 from torchzero_clip.core import Chain, Step, Transform, bind
 from torchzero_clip.core.gradients import Where
+from torchzero_clip.core.link import Link
 from torchzero_clip.core.step import one_number
 from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer import averages
 from torchzero_clip.optimizer.after_step import PARAMS, AfterStep, take_params
 from torchzero_clip.optimizer.chain_meaning import refuse_step
 from torchzero_clip.optimizer.keys import SCHEDULER_KEYS, WELL_KNOWN, GroupKeys
+from torchzero_clip.optimizer.loading import checked_checkpoint
 from torchzero_clip.optimizer.saving import safe_to_save
 
 KEY = "torchzero_clip"
@@ -36,6 +39,10 @@ AFTER = "after"
 
 class Attached(Clipper):
     """The handle that `attach` returns: a Clipper tied to an optimizer, and a context manager."""
+
+    _how_to_name = (
+        "construct the optimizer with names, for example torch.optim.Adam(model.named_parameters())"
+    )
 
     def __init__(
         self,
@@ -55,7 +62,7 @@ class Attached(Clipper):
         self._foreign = frozenset(optimizer.defaults)  # keys that the other optimizer reads
         links = bind(Chain(*transforms))
         refuse_step("attach", links)
-        names = GroupKeys(links)
+        names = self._keys_of(links)
         groups = [self._own_keys(group, names) for group in optimizer.param_groups]
         super().__init__(
             groups, *transforms, compile=compile, process_group=process_group, grad=grad
@@ -117,6 +124,17 @@ class Attached(Clipper):
             take_params(self.param_groups[i], theirs)
         if self.after is not None:
             self.after.follow(optimizer.param_groups)
+            self._pass_on(self.after)
+
+    def _keys_of(self, links: Sequence[Link]) -> GroupKeys:
+        """Return the keys of the chain and of the links after the optimizer."""
+        return GroupKeys(links, [] if self.after is None else bind(self.after.chain))
+
+    def _pass_on(self, after: AfterStep) -> None:
+        """Copy the hyperparameters of the links after the optimizer from the handle's groups."""
+        for ours, theirs in zip(self.param_groups, after.param_groups, strict=True):
+            for path, key in after.keys.aliases.items():
+                theirs[key] = ours.get(self.keys.aliases[path], theirs[key])
 
     def explain(self, *, parameters: bool = False) -> str:
         """Describe the chain and its plan, as `Clipper.explain` does.
@@ -134,6 +152,9 @@ class Attached(Clipper):
             if theirs[key] != ours[key]
         ]
         lines = [*unread, super().explain(parameters=parameters)]
+        if optimizer is not None:
+            name = type(optimizer).__name__
+            lines.append(f"These rules write only gradients. {name} updates the parameters.")
         if self.after is not None:
             lines.append(
                 f"After each step of the optimizer, {self.after.chain!r} averages the weights. Use "
@@ -214,8 +235,17 @@ class Attached(Clipper):
             )
         if self.after is not None:
             state_dict = dict(state_dict)
-            self.after.load_state_dict(state_dict.pop(AFTER))
+            after_state = state_dict.pop(AFTER)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the call below warns
+                # raise an error before the averages change
+                checked_checkpoint(self, state_dict, (keep,) if isinstance(keep, str) else keep)
+            # the handle's own groups have the same hyperparameters, and are loaded below
+            own_values = [*self.after.keys.defaults]
+            self.after.load_state_dict(after_state, keep=own_values)
         super().load_state_dict(state_dict, keep=keep)
+        if self.after is not None:
+            self._pass_on(self.after)
 
     def _put_in(self, _: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return the optimizer's state dict with the state of the rules added."""
@@ -245,7 +275,7 @@ class Attached(Clipper):
         )
 
     def _own_keys(self, group: dict[str, Any], names: GroupKeys) -> dict[str, Any]:
-        """Return the parameters and the hyperparameters of the chain in an optimizer's group."""
+        """Return the parameters and the hyperparameters of the rules in an optimizer's group."""
         known = {*PARAMS, *names.defaults, *names.aliases}
         theirs = {*self._foreign, *SCHEDULER_KEYS, *(WELL_KNOWN.keys() - names.ambiguous.keys())}
         for key in group.keys() - known - theirs:

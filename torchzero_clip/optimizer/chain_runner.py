@@ -17,6 +17,7 @@ from torchzero_clip.core.cohort import Roster
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.engine import Engine, Records
 from torchzero_clip.core.gradients import GradPlace, Where
+from torchzero_clip.core.link import Link
 from torchzero_clip.core.planning import planned
 from torchzero_clip.core.step import Step, one_number
 from torchzero_clip.core.torch_private import untraced
@@ -57,6 +58,7 @@ class ChainRunner(Optimizer):
     _moves_params = False  # whether steps subtract an update, so that the chain needs a rate
     _measures = True  # whether a step computes values that only its caller might read
     _is_trial = False  # whether this rank runs the chain alone, without the other ranks
+    _how_to_name = "pass model.named_parameters() instead of model.parameters()"
     _memory_unit = "all parameters"  # explain() gives the memory of the engine in this unit
 
     @untraced  # torch.compile would lose the attributes that are set on an optimizer
@@ -99,7 +101,7 @@ class ChainRunner(Optimizer):
         self.place = GradPlace(grad)
         self.links = bind(chain, narrow=state_dtype == "bfloat16")
         self.engine: Engine = Compiled(self.links) if compile else Eager(fuses=fused)
-        self.keys = GroupKeys(self.links)
+        self.keys = self._keys_of(self.links)
         self.keys.check_structure(self.links)
         self._plan = planned(self.links, self.keys.defaults)
         averages.check_order(self.links)
@@ -113,6 +115,10 @@ class ChainRunner(Optimizer):
         self._inside = False  # whether the code runs inside averaged()
         # "nearest" from the first metrics() on, so that steps measure the updates that are lost
         self._rounds = "" if rounding == "nearest" else rounding
+
+    def _keys_of(self, links: Sequence[Link]) -> GroupKeys:
+        """Return the keys of the hyperparameters in the parameter groups."""
+        return GroupKeys(links)
 
     # ------------------------------------------------------------------ the step
 
@@ -305,7 +311,7 @@ class ChainRunner(Optimizer):
         roundings.refuse_float16(type(self).__name__, self.rounding, group)
         for p in group["params"]:
             self.engine.check(p.device)
-        refuse_nameless(self.keys.links, group)
+        refuse_nameless(self.keys.links, group, self._how_to_name)
         index = len(self.param_groups) - 1
         norm_groups.check_tags(index, group, self.process_group)
 

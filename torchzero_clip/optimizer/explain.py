@@ -211,10 +211,12 @@ def _twin(optimizer: ChainRunner, make: Callable[..., Any]) -> Any:
         names = group.get("param_names") or [f"p{i}" for i in range(len(group["params"]))]
         params = list(zip(names, group["params"], strict=True))[: max(room, 1)]
         room -= len(params)
-        live = {key: group[key] for key in optimizer.keys.defaults}
+        live = {key: group[key] for link in links for key in link.keys.values()}
         small = [(name, _small(p, square, flat)) for name, p in params]
         groups.append({**live, "params": small})
     options = {name: getattr(optimizer, name) for name in ("fused", "rounding", "state_dtype")}
+    # a Clipper has the defaults of these options, and accepts no other values
+    options = {name: x for name, x in options.items() if x != optimizer._options[name]}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the optimizer itself has warned
         twin = make(groups, *optimizer.chain, **options)

@@ -45,17 +45,22 @@ class GroupKeys:
     """The keys of all hyperparameters of a chain.
 
     If only one link owns a name, the key is the name. Otherwise the key is "Link/name".
+
+    Args:
+        links: The links of the chain.
+        others: Links outside of the chain whose hyperparameters are in the same groups.
     """
 
-    def __init__(self, links: Sequence[Link]) -> None:
+    def __init__(self, links: Sequence[Link], others: Sequence[Link] = ()) -> None:
         self.links = [link for top in links for link in top.walk()]
+        self._all_links = [link for top in (*links, *others) for link in top.walk()]
         self.seen: list[list[Any]] = []  # the values of each group in the last step
         self._seen_keys: list[frozenset[str]] = []
         self.defaults: dict[str, Any] = {}
         self.aliases: dict[str, str] = {}  # from every qualified name to the key in use
         self.ambiguous: dict[str, list[str]] = {}
         self.owners: dict[str, list[Link]] = {}
-        for link in self.links:
+        for link in self._all_links:
             for name in link.transform.live:
                 self.owners.setdefault(name, []).append(link)
         for name, links_ in self.owners.items():
@@ -102,7 +107,7 @@ class GroupKeys:
         norm_groups.check(group)
         for key, value in self.defaults.items():
             group[key] = live_value(group.get(key, value))
-        for link in self.links:
+        for link in self._all_links:
             self._check_link(link, group)
 
     def values(self, group: dict[str, Any]) -> list[Any]:
@@ -138,7 +143,7 @@ class GroupKeys:
         changed = {key for key, new, old in pairs if new is not old}
         for key in changed:
             group[key] = live_value(group[key])
-        for link in self.links:
+        for link in self._all_links:
             if not changed.isdisjoint(link.keys.values()):
                 self._check_link(link, group)
         return self.values(group)
@@ -319,11 +324,10 @@ def of_group(g: int, check: Callable[..., Any], *args: Any) -> Any:
         raise type(error)(f"group {g}: {error}") from None
 
 
-def refuse_nameless(links: Sequence[Link], group: Mapping[str, Any]) -> None:
-    """Raise an error if a rule needs parameter names and parameters have no names."""
+def refuse_nameless(links: Sequence[Link], group: Mapping[str, Any], remedy: str) -> None:
+    """Raise an error with a remedy if a rule needs parameter names and parameters have no names."""
     for link in links:
         if getattr(link.transform, "scope", None) == "layer" and "param_names" not in group:
             raise ValueError(
-                f"{link.path}: dim='layer' needs the names of the parameters: pass "
-                "model.named_parameters() instead of model.parameters()"
+                f"{link.path}: dim='layer' needs the names of the parameters: {remedy}"
             )

@@ -28,12 +28,9 @@ def loading(optimizer: Any, state_dict: Any, keep: Sequence[str]) -> Iterator[No
         check_form(state_dict, optimizer.param_groups)
 
     def check(_: Optimizer, own_copy: dict[str, Any]) -> dict[str, Any]:
+        checkpoint = checked_checkpoint(optimizer, own_copy, keep)
         groups = optimizer.param_groups
-        keys = optimizer.keys
-        checkpoint = Checkpoint(own_copy, groups, keys, optimizer.layout)
-        keep_own_values(checkpoint.groups, groups, keys, keep)
-        checkpoint.check(repr(optimizer.chain))
-        warn_of_values(checkpoint.groups, groups, keys, optimizer._scheduled)
+        warn_of_values(checkpoint.groups, groups, optimizer.keys, optimizer._scheduled)
         checkpoint.adapt()
         checked.append(checkpoint)
         return checkpoint.for_torch()
@@ -45,6 +42,15 @@ def loading(optimizer: Any, state_dict: Any, keep: Sequence[str]) -> Iterator[No
     after = optimizer.register_load_state_dict_post_hook(restore, prepend=True)
     with before, after:
         yield
+
+
+def checked_checkpoint(optimizer: Any, state_dict: Any, keep: Sequence[str]) -> Checkpoint:
+    """Return a checkpoint of the optimizer's chain. Raise an error if it does not fit."""
+    groups = optimizer.param_groups
+    checkpoint = Checkpoint(state_dict, groups, optimizer.keys, optimizer.layout)
+    keep_own_values(checkpoint.groups, groups, optimizer.keys, keep)
+    checkpoint.check(repr(optimizer.chain))
+    return checkpoint
 
 
 def keep_own_values(
