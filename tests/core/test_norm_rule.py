@@ -69,9 +69,8 @@ def test_observing_what_init_unit_does_not_make_is_an_error():
         def observe(self, norm, clipped, state, group):
             return {"b": norm}
 
-    with pytest.raises(
-        KeyError, match=r"Wrong\.observe must return a dict with the keys .* got the keys \['b'\]"
-    ):
+    words = r"Wrong\.observe returned the keys \['b'\], but init_unit has only the keys \['a'\]"
+    with pytest.raises(KeyError, match=words):
         run_once(Wrong())
 
 

@@ -169,6 +169,6 @@ def _check_observed(rule: Limiting, observed: Any, state: Mapping[str, Tensor]) 
     if not observed.keys() <= state.keys():
         unknown = sorted(observed.keys() - state.keys())
         raise KeyError(
-            f"{name}.observe must return a dict with the keys of init_unit, {sorted(state)}, "
-            f"got the keys {unknown}"
+            f"{name}.observe returned the keys {unknown}, but init_unit has only the keys "
+            f"{sorted(state)}"
         )
