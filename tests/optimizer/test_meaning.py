@@ -17,6 +17,7 @@ from torchzero_clip import (
     LR,
     Adam,
     AdaptiveClip,
+    Centralize,
     Chain,
     ClipNorm,
     ClipNormGrowth,
@@ -321,6 +322,7 @@ def test_explain_has_the_notes_about_norms_for_every_clipping_rule():
     assert growth == f'ClipNormGrowth {one_norm} pass dim="global".'
     assert after.startswith("ClipNormGrowth clips updates of Adam, whose norms are near √n")
     assert explained(ClipNormGrowth(parameterwise=False), Adam(), LR(0.1)) == []
+    assert explained(Centralize(), Adam(), LR(0.1)) == []
     known, after = explained(Adam(), OwnKnown(), LR(0.1))
     assert known == f'OwnKnown {one_norm} pass dim="global".'
     assert after.startswith("OwnKnown with share=0.1 clips in every step, because norms after Adam")

@@ -222,15 +222,17 @@ def _read_annotations(cls: type[Description], own: list[dataclasses.Field[Any]])
     live: list[str] = []
     for field in own:
         is_live, kind = read(cls, field.name, field.type)
-        owner = next((b for b in cls.__mro__ if field.name in vars(b).get("base_types", ())), None)
-        if owner is not None:
-            types = owner.base_types[field.name]
-            if is_live or not _keeps_meaning(field.default, kind, types, kinds.get(field.name)):
+        inherited = kinds.get(field.name)
+        for base in cls.__mro__:
+            types = vars(base).get("base_types", {}).get(field.name)
+            if types is None:
+                continue
+            if is_live or not _keeps_meaning(field.default, kind, types, inherited):
                 raise TypeError(
                     f"{cls.__name__}: the field '{field.name}' would replace an argument of "
-                    f"{owner.__name__}: choose a different name for the field"
+                    f"{base.__name__}: choose a different name for the field"
                 )
-            kind = kind or kinds.get(field.name)
+            kind = kind or inherited
         kinds[field.name] = kind
         if is_live:
             live.append(field.name)

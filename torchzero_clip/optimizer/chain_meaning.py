@@ -184,7 +184,10 @@ def _norms(
 ) -> Iterator[str]:
     """Yield how many norms a rule has, and how large the norms are if elements are near 1."""
     rule = link.transform
-    if rule.sets_norm or not rule.clips or measure(rule.ord) != NAMED["l2"]:
+    clips = (
+        rule.clips and rule.has_metrics and not rule.sets_norm
+    )  # without metrics, there is no limit
+    if not clips or measure(rule.ord) != NAMED["l2"]:
         return
     count = sum([len(group["params"]) for group in groups])
     if rule.scope is None and count > 1:
