@@ -52,7 +52,7 @@ class Description:
     """
     open_fields: ClassVar[tuple[str, ...]] = ()
     """Attributes of this class that become arguments if a subclass declares them as fields."""
-    base_types: ClassVar[Mapping[str, tuple[type, ...]]] = {}
+    _base_types: ClassVar[Mapping[str, tuple[type, ...]]] = {}
     """For each argument that this class reads itself, the types of its values.
 
     A subclass may declare a field of this name only with values of these types.
@@ -224,7 +224,7 @@ def _read_annotations(cls: type[Description], own: list[dataclasses.Field[Any]])
         is_live, kind = read(cls, field.name, field.type)
         inherited = kinds.get(field.name)
         for base in cls.__mro__:
-            types = vars(base).get("base_types", {}).get(field.name)
+            types = vars(base).get("_base_types", {}).get(field.name)
             if types is None:
                 continue
             if is_live or not _keeps_meaning(field.default, kind, types, inherited):

@@ -40,7 +40,7 @@ class NormRule(Transform):
     inverse_dims = False
     min_size = 1
     open_fields: ClassVar[tuple[str, ...]] = ("ord", "dim", "inverse_dims", "min_size")
-    base_types: ClassVar[Mapping[str, tuple[type, ...]]] = {
+    _base_types: ClassVar[Mapping[str, tuple[type, ...]]] = {
         "ord": (int, float, str),
         "dim": (int, str, tuple, list),
         "inverse_dims": (bool,),

@@ -57,7 +57,7 @@ class Transform(Description):
     name: str | None = field(default=None, kw_only=True)
     state_dtype: Literal["float32", "bfloat16"] | None = field(default=None, kw_only=True)
 
-    base_types: ClassVar[Mapping[str, tuple[type, ...]]] = {
+    _base_types: ClassVar[Mapping[str, tuple[type, ...]]] = {
         "target": (str,),
         "name": (str,),
         "state_dtype": (str,),
