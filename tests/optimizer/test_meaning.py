@@ -344,6 +344,12 @@ def test_explain_reports_groups_with_different_limits_for_one_norm():
     (line,) = explained(ZClip(), Adam(), LR(0.1), groups=made)
     assert "values of z_thresh: each group has its own limit for the same norm, and the" in line
     assert "the state of a norm follows the values of the first group; for one" in line
+    layers = [ClipNorm(1.0, dim="layer"), Adam(), LR(0.1)]
+    assert explained(*layers, groups=halves(max_norm=0.5)) == []
+    model = nn.Sequential(nn.Linear(100, 64), nn.Linear(64, 16))
+    made = groups(model, {"0.bias": {"max_norm": 0.5}})
+    (line,) = explained(*layers, groups=made)
+    assert line.startswith("ClipNorm uses one norm per layer, but the groups have different values")
     for dim in ("group", None):
         lines = explained(ClipNorm(1.0, dim=dim), Adam(), LR(0.1), groups=halves(max_norm=0.5))
         assert "different values" not in str(lines)
@@ -384,11 +390,13 @@ def test_explain_reports_groups_that_only_weight_decay_separates():
     chain = [ClipNorm(1.0, dim="group"), Adam(), WeightDecay(0.1), LR(0.1)]
     made = groups(model, {"0.*": {"max_norm": 0.5}})
     assert explained(*chain, groups=made) == [
-        "ClipNorm uses separate norms for the groups 0 and 1, which differ at most in "
+        "ClipNorm uses separate norms for the groups 0 and 1, which differ only in "
         "weight_decay; for one norm over both, pass decay_vectors=True to groups(...), or use "
         'dim="global" and a norm_group.'
     ]
     assert explained(*chain, groups=halves(max_norm=0.5)) == []
+    networks = [{"params": list(layer.parameters())} for layer in model]
+    assert explained(*chain, groups=networks) == []
 
 
 def header(opt):
@@ -418,7 +426,7 @@ def test_the_header_of_explain_shows_the_values_that_act():
 
 @every()
 def test_the_header_of_explain_is_the_chain_if_nothing_has_changed(case):
-    model = nn.Linear(30, 40, bias=not case.matrices)
+    model = nn.Sequential(nn.Linear(30, 40, bias=not case.matrices))
     opt = Modular(model.named_parameters(), *with_lr(case.make(), 1e-3))
     assert repr(with_present_values(opt)) == repr(opt.chain)
 

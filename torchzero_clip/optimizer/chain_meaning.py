@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.argument_values import equal
+from torchzero_clip.core.division import layer_of
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.norms import NAMED, measure
@@ -184,10 +185,8 @@ def _norms(
 ) -> Iterator[str]:
     """Yield how many norms a rule has, and how large the norms are if elements are near 1."""
     rule = link.transform
-    clips = (
-        rule.clips and rule.has_metrics and not rule.sets_norm
-    )  # without metrics, there is no limit
-    if not clips or measure(rule.ord) != NAMED["l2"]:
+    has_limit = rule.has_metrics and not rule.sets_norm
+    if not (rule.clips and has_limit) or measure(rule.ord) != NAMED["l2"]:
         return
     count = sum([len(group["params"]) for group in groups])
     if rule.scope is None and count > 1:
@@ -246,16 +245,18 @@ def _norms_near_root_n(
 
 def _values_of_shared_norms(groups: Sequence[Mapping[str, Any]], link: Link) -> Iterator[str]:
     """Yield a sentence if groups with different hyperparameters share a norm."""
-    keys = [key for inner in link.walk() for key in inner.keys.values()]
-    sharing: dict[Any, list[Mapping[str, Any]]] = {}
+    rule = link.transform
+    groups_of: dict[Any, list[Mapping[str, Any]]] = {}  # for each norm
     for group in groups:
-        if group["params"] and group.get("clip", True):
-            sharing.setdefault(group.get("norm_group"), []).append(group)
-    norms = sharing.values()
-    different = [key for key in keys if any([differs(of_norm, key) for of_norm in norms])]
+        norms = {group.get("norm_group")} if group["params"] else set()
+        if rule.scope == "layer":
+            norms = set(map(layer_of, group["param_names"]))
+        for norm in norms if group.get("clip", True) else ():
+            groups_of.setdefault(norm, []).append(group)
+    keys = [key for inner in link.walk() for key in inner.keys.values()]
+    different = [key for key in keys if any([differs(some, key) for some in groups_of.values()])]
     if not different:
         return
-    rule = link.transform
     scope = "one norm over all parameters" if rule.scope == "global" else "one norm per layer"
     state = ""
     if rule.init_unit():
@@ -271,10 +272,12 @@ def _split_by_decay(groups: Sequence[Mapping[str, Any]], link: Link) -> Iterator
     """Yield a sentence if two groups with separate norms differ only in their weight decay."""
     own = {"params", "param_names", "chain", "weight_decay"}
     settings = [{k: x for k, x in group.items() if k not in own} for group in groups]
+    decays = [group.get("weight_decay") for group in groups]
     for a, b in itertools.combinations(range(len(groups)), 2):
-        if settings[a].get("clip", True) and equal(settings[a], settings[b]):
+        one_decays = (decays[a] == 0) != (decays[b] == 0)
+        if one_decays and settings[a].get("clip", True) and equal(settings[a], settings[b]):
             yield (
-                f"{link.path} uses separate norms for the groups {a} and {b}, which differ at most "
+                f"{link.path} uses separate norms for the groups {a} and {b}, which differ only "
                 "in weight_decay; for one norm over both, pass decay_vectors=True to groups(...), "
                 'or use dim="global" and a norm_group'
             )

@@ -306,10 +306,10 @@ def _copy(value: Any, links: dict[int, list[Link]], groups: Sequence[Mapping[str
     for field in dataclasses.fields(value):
         vars(other)[field.name] = _copy(getattr(value, field.name), inside, groups)
     for name, key in link.keys.items() if link is not None and groups else ():
-        value = groups[0][key]
+        present = groups[0][key]
         if branches.differs(groups, key):
-            value = Shown(branches.several([group[key] for group in groups]))
-        vars(other)[name] = value
+            present = Shown(branches.several([group[key] for group in groups]))
+        vars(other)[name] = present
     return other
 
 
