@@ -149,12 +149,13 @@ def _remembered(
     state = now.state
     clipped = cells.after(norm, now.divisors)
     observed = [rule.observe(norm, clipped, dict(state), group) for group in groups]
-    _check_observed(rule, observed[0], state)
+    for of_group in observed:
+        _check_observed(rule, of_group, state)
     known = cells.finite(norm) & finite(clipped)
     after = dict(state)
-    for name in observed[0]:
+    for name in dict.fromkeys([name for of_group in observed for name in of_group]):
         old = state[name]
-        new = cells.of_first_group([of_group[name] for of_group in observed])
+        new = cells.of_first_group([of_group.get(name, old) for of_group in observed])
         trailing = [1] * (old.dim() - 1)
         mask = known.view(-1, *trailing)
         after[name] = torch.where(mask, new.to(old.dtype), old)
