@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import os
 import runpy
 import sys
 
@@ -151,6 +152,20 @@ def test_it_runs_as_a_module_where_the_terminal_knows_ascii_alone(
     text = printed.getvalue().decode("ascii")
     assert text.startswith("Scale(factor")
     assert "u ? factor ? u" in text
+
+
+def test_it_ends_without_a_traceback_if_the_reader_of_a_pipe_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setattr(sys, "argv", ["torchzero_clip", "ZClip"])
+        monkeypatch.delitem(sys.modules, "torchzero_clip.__main__")  # or runpy warns
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module("torchzero_clip", run_name="__main__")
+    assert ended.value.code == 1
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))

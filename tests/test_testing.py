@@ -200,3 +200,25 @@ def test_shapes_may_have_the_names_that_a_chain_selects():
     with pytest.raises(AssertionError, match="Masked/ClipNorm: the hyperparameter 'max_norm'"):
         check_pure(*chain)
     check_pure(*chain, shapes={"body.weight": (3, 2), "head.weight": (3,)})
+
+
+class Negative(NormRule):
+    pure = True
+
+    def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
+        return 1 - norm
+
+
+class Missing(NormRule):
+    pure = True
+
+    def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor:
+        return (1 - norm).sqrt()
+
+
+@pytest.mark.parametrize("rule", [Negative(), Missing()], ids=repr)
+def test_a_limit_that_is_no_norm_is_an_error(rule: NormRule) -> None:
+    name = type(rule).__name__
+    words = f"check_pure: {name}.limit must return numbers of at least 0, got "
+    with pytest.raises(AssertionError, match=words):
+        check_pure(rule, LR(0.1))

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import inspect
 import io
+import os
 import platform
 import sys
 import textwrap
@@ -211,4 +212,12 @@ def summary(value: object) -> str:
 if __name__ == "__main__":
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may not support arrows in formulas
-    main()
+    try:
+        try:
+            main()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader of the output, such as head, has ended
+        # Python flushes the output again at exit, and must not find the closed pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from torchzero_clip.core import Description, Transform
+from torchzero_clip.core import Description, NormRule, Transform
 from torchzero_clip.core.names import hint
 from torchzero_clip.optimizer import Modular
 
@@ -34,7 +34,10 @@ def check_pure(
     steps of the chain twice, with replay and without it, and compares all parameters, state and
     metrics. Gradients and hyperparameters change from step to step. Nothing is compiled.
 
-    The function also raises an error if a live value (a hyperparameter in `param_groups`) has no
+    The function also raises an error if the method `limit` of a rule about norms returns a negative
+    number, or NaN for a norm above zero.
+
+    It also raises an error if a live value (a hyperparameter in `param_groups`) has no
     effect. A live value has no effect if several values lead to the same parameters, state and
     metrics. The usual reason is a rule that reads `self.gain` instead of `group["gain"]`.
 
@@ -46,8 +49,8 @@ def check_pure(
             purpose, for example "percentile" of an `AutoClip` whose mode does not use it.
 
     Raises:
-        AssertionError: If a replayed step differs, if no step is replayed, or if a live value has
-            no effect.
+        AssertionError: If a replayed step differs, if no step is replayed, if a limit is negative
+            or NaN, or if a live value has no effect.
         ValueError: If `idle` names a key that the chain does not have.
 
     Example:
@@ -63,6 +66,7 @@ def check_pure(
         replayed.step()
         without_replay.engine = without_replay.engine.twin()  # a new engine has no recorded step
         without_replay.step()
+        _check_limits(replayed)
         for ours, theirs in zip(_tensors(replayed), _tensors(without_replay), strict=True):
             same = torch.equal(ours.nan_to_num(), theirs.nan_to_num())
             assert same, (
@@ -74,6 +78,21 @@ def check_pure(
         f"check_pure: no step was replayed from a recording: {replays.replays.why}"
     )
     _check_effects(transforms, shapes, idle)
+
+
+def _check_limits(opt: Modular) -> None:
+    """Raise an AssertionError if a rule about norms returned a limit that is negative or NaN."""
+    measured = opt.metrics()
+    for link in opt.keys.links:
+        norm = measured.get(f"{link.path}/norm")
+        limit = measured.get(f"{link.path}/limit")
+        if not isinstance(link.transform, NormRule) or norm is None or limit is None:
+            continue
+        bad = (limit < 0) | (limit.isnan() & (norm > 0))
+        assert not bad.any(), (
+            f"check_pure: {link.path}.limit must return numbers of at least 0, got "
+            f"{limit[bad].tolist()} for the norms {norm[bad].tolist()}"
+        )
 
 
 def _check_effects(transforms: Sequence[Transform], shapes: Shapes, idle: Collection[str]) -> None:

@@ -92,7 +92,7 @@ def test_without_memory_nothing_is_remembered() -> None:
         (
             {"other": NORMS},
             KeyError,
-            "observe must return a dict with the keys of init_unit, .* got the keys ..other..",
+            r"observe returned the keys \['other'\], but init_unit has only .*'after', 'before'",
         ),
     ],
 )

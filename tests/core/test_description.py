@@ -4,7 +4,7 @@ import dataclasses
 import math
 import sys
 import types
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pytest
 
@@ -12,13 +12,17 @@ from tests.helpers import one, run_once
 from torchzero_clip import (
     AdaptiveClip,
     ClipNorm,
+    ClipNormGrowth,
     Live,
     Modular,
     NormRule,
+    Scope,
+    Share,
     TensorwiseTransform,
     Transform,
     ZStat,
 )
+from torchzero_clip.core import Ord
 from torchzero_clip.core.formula import formula_of
 
 
@@ -175,6 +179,59 @@ def test_names_that_a_field_is_likely_to_take_by_mistake(base, names):
         said = f"Wrong: the field '{name}' would replace an attribute of {base.__name__}: choose"
         with pytest.raises(TypeError, match=said):
             type("Wrong", (base,), {"__annotations__": {name: float}})
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "hint", "default"),
+    [
+        (Transform, "target", Live[float], 1.0),
+        (Transform, "target", float, 1.0),
+        (Transform, "target", str, "other"),
+        (Transform, "target", Literal["a", "b"], "a"),
+        (Transform, "name", float, 1.0),
+        (Transform, "name", Live[str], "x"),
+        (Transform, "state_dtype", bool, True),
+        (NormRule, "dim", float, 0.5),
+        (NormRule, "dim", Live[int], 1),
+        (NormRule, "dim", object, 0.5),
+        (NormRule, "ord", bool, True),
+        (NormRule, "inverse_dims", float, 0.1),
+        (NormRule, "min_size", Share, 0.1),
+    ],
+)
+def test_a_field_that_a_base_reads_may_not_get_another_meaning(owner, name, hint, default):
+    words = f"Goal: the field '{name}' would replace an argument of {owner.__name__}: choose"
+    for base in (NormRule, ClipNormGrowth):
+        with pytest.raises(TypeError, match=words):
+            type("Goal", (base,), {"__annotations__": {name: hint}, name: default})
+    if hint not in (str, object):  # the annotation alone shows the other meaning
+        with pytest.raises(TypeError, match=words):
+            type("Goal", (NormRule,), {"__annotations__": {name: hint}})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint", "default", "wrong"),
+    [
+        ("target", Literal["update", "grad"], "grad", "other"),
+        ("target", Literal["grad"], "grad", "update"),
+        ("target", str, "grad", "other"),
+        ("name", str, "free", 1.0),
+        ("state_dtype", Literal["bfloat16"] | None, "bfloat16", "float16"),
+        ("dim", Scope, "global", "model"),
+        ("dim", str | None, "layer", "model"),
+        ("dim", object, None, "model"),
+        ("ord", Ord, "linf", "l0.5"),
+        ("inverse_dims", bool, False, 1),
+        ("min_size", int, 2, 1.5),
+    ],
+)
+def test_a_field_that_a_base_reads_may_get_another_default(name, hint, default, wrong):
+    limit = ClipNorm.limit
+    attributes = {"__annotations__": {name: hint}, name: default, "limit": limit}
+    rule = type("Own", (NormRule,), attributes)
+    assert getattr(rule(), name) == default
+    with pytest.raises((TypeError, ValueError), match=f"Own: {name} "):
+        rule(**{name: wrong})
 
 
 def test_an_argument_that_a_class_may_declare_is_named_as_such():

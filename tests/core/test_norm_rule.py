@@ -3,12 +3,15 @@
 import math
 
 import pytest
+import torch
 
 from tests.helpers import one, run_once
 from torchzero_clip import (
+    LR,
     Live,
     Modular,
     NormRule,
+    Scope,
 )
 
 
@@ -69,10 +72,33 @@ def test_observing_what_init_unit_does_not_make_is_an_error():
         def observe(self, norm, clipped, state, group):
             return {"b": norm}
 
-    with pytest.raises(
-        KeyError, match=r"Wrong\.observe must return a dict with the keys .* got the keys \['b'\]"
-    ):
+    words = r"Wrong\.observe returned the keys \['b'\], but init_unit has only the keys \['a'\]"
+    with pytest.raises(KeyError, match=words):
         run_once(Wrong())
+
+
+def test_a_key_that_observe_leaves_out_keeps_its_value_in_that_group():
+    class Partly(NormRule):
+        dim: Scope = None
+        watched: Live[float] = 1.0
+
+        def init_unit(self):
+            return {"last": 7.0, "never": 8.0}
+
+        def limit(self, norm, state, group):
+            return torch.full_like(norm, math.inf)
+
+        def observe(self, norm, clipped, state, group):
+            return {"last": norm} if group["watched"] > 0 else {}
+
+    for order in ((1.0, 0.0), (0.0, 1.0)):
+        params = [one(0.0, grad=3.0), one(0.0, grad=3.0)]
+        made = [{"params": [p], "watched": x} for p, x in zip(params, order, strict=True)]
+        opt = Modular(made, Partly(), LR(1.0))
+        opt.step()
+        for p, watched in zip(params, order, strict=True):
+            assert opt.state[p]["Partly/last"] == (3.0 if watched else 7.0)
+            assert opt.state[p]["Partly/never"] == 8.0
 
 
 def test_a_norm_rule_without_limit_says_what_to_write():

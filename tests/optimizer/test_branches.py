@@ -11,6 +11,7 @@ from torchzero_clip import (
     EMA,
     LR,
     Adam,
+    AdaptiveClip,
     Chain,
     ClipNorm,
     Freeze,
@@ -20,6 +21,7 @@ from torchzero_clip import (
     Orthogonalize,
     Partition,
     WeightDecay,
+    ZStat,
     groups,
     matrices_and_rest,
 )
@@ -104,9 +106,18 @@ def test_parameters_that_differ_in_numbers_and_rates_alone_share_a_row() -> None
     opt = Modular(made, ClipNorm(1.0, dim="global"), Adam(), WeightDecay(0.1), LR(1.0))
     rows = [re.split("  +", row) for row in opt.explain(parameters=True).splitlines()[-5:]]
     assert [row[:-1] for row in rows] == [
-        ["parameter", "shape", "group", "lr", "weight_decay"],
-        ["*.weight (39)", "(4, 4)", "0 to 76", f"{0.5**39:g} to 0.5", "0.1"],
-        ["*.bias (39)", "(4,)", "1 to 77", f"{0.5**39:g} to 0.5", "0"],
-        ["39.weight", "(4, 4)", "78", "1", "0.1"],  # whose limit is another
-        ["39.bias", "(4,)", "79", "1", "0"],
+        ["parameter", "shape", "group", "lr", "weight_decay", "max_norm"],
+        ["*.weight (39)", "(4, 4)", "0 to 76", f"{0.5**39:g} to 0.5", "0.1", "1.0"],
+        ["*.bias (39)", "(4,)", "1 to 77", f"{0.5**39:g} to 0.5", "0", "1.0"],
+        ["39.weight", "(4, 4)", "78", "1", "0.1", "0.5"],
+        ["39.bias", "(4,)", "79", "1", "0", "0.5"],
     ]
+
+
+def test_a_value_that_differs_between_groups_has_a_column_for_the_links_that_read_it() -> None:
+    net = Sequential(Linear(4, 4), Linear(4, 4))
+    made = groups(net, {"1.*": {"z_thresh": 1.5}}, decay_vectors=True)
+    first = Masked(AdaptiveClip(ZStat()), lambda name, p: name != "0.bias")
+    opt = Modular(made, first, LR(1.0))
+    rows = [re.split("  +", row) for row in opt.explain(parameters=True).splitlines()[-5:]]
+    assert [row[5] for row in rows] == ["z_thresh", "2.5", "-", "1.5", "1.5"]

@@ -159,7 +159,7 @@ def test_masks_see_the_names():
 
 @sampled(one_in=4)
 def test_every_module_has_a_plan(case):
-    model = torch.nn.Linear(30, 40, bias=not case.matrices)
+    model = torch.nn.Sequential(torch.nn.Linear(30, 40, bias=not case.matrices))
     reads, writes = bytes_of(plan(*with_lr(case.make(), 1e-3), model=model))
     assert reads >= 0
     assert writes >= 0

@@ -11,12 +11,16 @@ import torch
 from torch import nn
 
 from tests.helpers import at_once, network, param
+from tests.modules.rows.row import with_lr
+from tests.table import every
 from torchzero_clip import (
     LR,
     Adam,
     AdaptiveClip,
+    Centralize,
     Chain,
     ClipNorm,
+    ClipNormGrowth,
     Clipper,
     ClipRMS,
     Freeze,
@@ -30,10 +34,12 @@ from torchzero_clip import (
     Modular,
     Momentum,
     Normalize,
+    NormRule,
     Orthogonalize,
     Partition,
     Project,
     Scale,
+    Scope,
     Sign,
     Transform,
     TrustRatio,
@@ -42,10 +48,12 @@ from torchzero_clip import (
     ZClip,
     ZStat,
     attach,
+    groups,
     named,
     optimizer_class,
     release,
 )
+from torchzero_clip.optimizer.explain import with_present_values
 from torchzero_clip.published import NAMES
 
 NO_LR = "the chain has no learning rate, so updates are subtracted without scaling"
@@ -80,7 +88,11 @@ def explained(*chain, groups=None, make=Modular):
         opt = make(groups or model.parameters(), *chain)
     text = opt.explain()
     head = text.partition("\n\n")[0]
-    return [] if head.startswith(repr(opt.chain)[len("Chain(") : -1]) else head.splitlines()
+    return (
+        []
+        if head.startswith(repr(with_present_values(opt))[len("Chain(") : -1])
+        else head.splitlines()
+    )
 
 
 # ---------------------------------------------------------------------- no learning rate
@@ -277,6 +289,146 @@ def test_explain_knows_how_large_norms_are_behind_adam():
     assert explained(Adam(), ClipNorm(100.0, dim="global"), LR(0.1)) == []
     assert "ClipRMS" not in str(explained(Adam(), LR(0.1), ClipNorm(1.0, dim="global")))
     assert explained(Momentum(), ClipNorm(1.0, dim="global"), LR(0.1)) == []
+
+
+class Own(NormRule):
+    """A rule without a field `dim`, whose limit is not known before a step."""
+
+    share: Live[float] = 0.1
+
+    def limit(self, norm, state, group):
+        return self.measure(group["params"]).mul(group["share"])
+
+
+class OwnKnown(Own):
+    dim: Scope = None
+
+    limit_is = "share"
+
+    def limit(self, norm, state, group):
+        return group["share"]
+
+
+def test_explain_has_the_notes_about_norms_for_every_clipping_rule():
+    one_norm = "clips each of the 4 parameters by its own norm; for one norm over all parameters, "
+    one_norm += "as in torch.nn.utils.clip_grad_norm_,"
+    own, after = explained(Adam(), Own(), LR(0.1))
+    assert own == f'Own {one_norm} declare dim as a field of Own, and pass dim="global".'
+    assert after == (
+        "Own clips updates of Adam, whose norms are near √n in every step, here 80 for n=6,400 "
+        "elements: a limit below √n clips in every step."
+    )
+    growth, after = explained(Adam(), ClipNormGrowth(), LR(0.1))
+    assert growth == f'ClipNormGrowth {one_norm} pass dim="global".'
+    assert after.startswith("ClipNormGrowth clips updates of Adam, whose norms are near √n")
+    assert explained(ClipNormGrowth(parameterwise=False), Adam(), LR(0.1)) == []
+    assert explained(Centralize(), Adam(), LR(0.1)) == []
+    known, after = explained(Adam(), OwnKnown(), LR(0.1))
+    assert known == f'OwnKnown {one_norm} pass dim="global".'
+    assert after.startswith("OwnKnown with share=0.1 clips in every step, because norms after Adam")
+
+
+def halves(**values):
+    model = nn.Sequential(nn.Linear(100, 64), nn.Linear(64, 16))
+    return groups(model, {"0.*": values}, decay_vectors=True)
+
+
+def test_explain_reports_groups_with_different_limits_for_one_norm():
+    made = halves(max_norm=0.5)
+    assert explained(ClipNorm(1.0, dim="global"), Adam(), LR(0.1), groups=made) == [
+        "ClipNorm uses one norm over all parameters, but the groups have different values of "
+        "max_norm: each group has its own limit for the same norm; for one norm per parameter "
+        'group, use dim="group".'
+    ]
+    made = halves(z_thresh=1.5)
+    (line,) = explained(ZClip(), Adam(), LR(0.1), groups=made)
+    assert "values of z_thresh: each group has its own limit for the same norm, and the" in line
+    assert "the state of a norm follows the values of the first group; for one" in line
+    layers = [ClipNorm(1.0, dim="layer"), Adam(), LR(0.1)]
+    assert explained(*layers, groups=halves(max_norm=0.5)) == []
+    model = nn.Sequential(nn.Linear(100, 64), nn.Linear(64, 16))
+    made = groups(model, {"0.bias": {"max_norm": 0.5}})
+    (line,) = explained(*layers, groups=made)
+    assert line.startswith("ClipNorm uses one norm per layer, but the groups have different values")
+    for dim in ("group", None):
+        lines = explained(ClipNorm(1.0, dim=dim), Adam(), LR(0.1), groups=halves(max_norm=0.5))
+        assert "different values" not in str(lines)
+    for other in ({"clip": False}, {"norm_group": "first"}):
+        made = halves(max_norm=0.5, **other)
+        lines = explained(ClipNorm(1.0, dim="global"), Adam(), LR(0.1), groups=made)
+        assert "different values" not in str(lines)
+        assert len(lines) == 1
+
+
+def test_the_state_of_a_norm_over_several_groups_follows_the_first_group():
+    class Scaled(NormRule):
+        dim: Scope = None
+        level: Live[float] = 1.0
+
+        def init_unit(self):
+            return {"seen": 0.0}
+
+        def limit(self, norm, state, group):
+            return torch.full_like(norm, group["level"])
+
+        def observe(self, norm, clipped, state, group):
+            return {"seen": norm * group["level"]}
+
+    a, b = param(0.0), param(0.0)
+    made = [{"params": [a], "level": 2.0}, {"params": [b], "level": 1.0}]
+    opt = Modular(made, Scaled(dim="global"), LR(1.0))
+    a.grad = torch.tensor([3.0])
+    b.grad = torch.tensor([4.0])
+    opt.step()
+    assert (a.item(), b.item()) == pytest.approx((-3 * 2 / 5, -4 * 1 / 5))
+    states = [group["chain"]["Scaled/seen"].item() for group in opt.param_groups]
+    assert states == [10.0, 10.0]
+
+
+def test_explain_reports_groups_that_only_weight_decay_separates():
+    model = nn.Sequential(nn.Linear(100, 64), nn.Linear(64, 16))
+    chain = [ClipNorm(1.0, dim="group"), Adam(), WeightDecay(0.1), LR(0.1)]
+    made = groups(model, {"0.*": {"max_norm": 0.5}})
+    assert explained(*chain, groups=made) == [
+        "ClipNorm uses separate norms for the groups 0 and 1, which differ only in "
+        "weight_decay; for one norm over both, pass decay_vectors=True to groups(...), or use "
+        'dim="global" and a norm_group.'
+    ]
+    assert explained(*chain, groups=halves(max_norm=0.5)) == []
+    networks = [{"params": list(layer.parameters())} for layer in model]
+    assert explained(*chain, groups=networks) == []
+
+
+def header(opt):
+    lines = opt.explain().splitlines()
+    return next(line for line in lines if line.startswith(("ClipNorm(", "Masked(")))
+
+
+def test_the_header_of_explain_shows_the_values_that_act():
+    limit = ClipNorm(1.0, dim="global")
+    opt = Modular([param(1.0)], limit, Adam(), LR(0.1))
+    opt.param_groups[0]["max_norm"] = 0.25
+    assert header(opt) == "ClipNorm(max_norm=0.25, dim='global'), Adam(), LR(lr=0.1)"
+    assert limit.max_norm == 1.0
+
+    made = halves(max_norm=5.0, betas=(0.5, 0.9), lr=0.2)
+    assert header(Modular(made, ClipNorm(0.5, dim="global"), Adam(), LR(0.1))) == (
+        "ClipNorm(max_norm=0.5 to 5.0, dim='global'), Adam(betas=(0.5, 0.9) or (0.9, 0.999)), "
+        "LR(lr=0.1 to 0.2)"
+    )
+    made = halves(**{"Masked/ClipNorm_2/max_norm": 3.0})
+    opt = Modular(made, Masked(Chain(limit, Chain(limit)), kinds), LR(0.1))
+    assert header(opt).startswith(
+        "Masked(tfm=Chain(ClipNorm(max_norm=1.0, dim='global'), Chain(ClipNorm(max_norm=1.0 to "
+        "3.0, dim='global'))), where=kinds)"
+    )
+
+
+@every()
+def test_the_header_of_explain_is_the_chain_if_nothing_has_changed(case):
+    model = nn.Sequential(nn.Linear(30, 40, bias=not case.matrices))
+    opt = Modular(model.named_parameters(), *with_lr(case.make(), 1e-3))
+    assert repr(with_present_values(opt)) == repr(opt.chain)
 
 
 def test_the_norm_behind_adam_is_what_explain_says():

@@ -24,8 +24,10 @@ from torchzero_clip import (
     AdaGC,
     Adam,
     AdaptiveClip,
+    AutoClip,
     ClipNorm,
     ClipNormGrowth,
+    Clipper,
     Modular,
     Momentum,
     Quantile,
@@ -228,6 +230,24 @@ def test_a_damaged_checkpoint_is_refused(damage):
         "dtype": "torch.float16",
     }
     refused(opt, checkpoint, words[damage])
+
+
+@pytest.mark.parametrize(("now", "then"), [(None, "global"), ("global", None), (None, "group")])
+@pytest.mark.parametrize("rest", [[], [Adam()]], ids=repr)
+def test_state_of_norms_with_another_dim_is_refused_with_the_cause(now, then, rest):
+    opt = trained(ClipNormGrowth(dim=now), *rest, LR(0.1))
+    other = trained(ClipNormGrowth(dim=then), *rest, LR(0.1))
+    words = r".*'ClipNormGrowth/previous'.*: ClipNormGrowth may have had another dim= when"
+    with pytest.raises(ValueError, match=words):
+        opt.load_state_dict(other.state_dict())
+
+
+def test_another_chains_checkpoint_is_described_by_its_own_hyperparameters():
+    params = parameters()
+    saved_by_norm = Clipper(params, ClipNorm(1.0)).state_dict()
+    words = r"The checkpoint has the hyperparameters \['max_norm'\] and no state, but this"
+    with pytest.raises(ValueError, match=words):
+        Clipper(params, AutoClip()).load_state_dict(saved_by_norm)
 
 
 @pytest.mark.parametrize(

@@ -149,12 +149,13 @@ def _remembered(
     state = now.state
     clipped = cells.after(norm, now.divisors)
     observed = [rule.observe(norm, clipped, dict(state), group) for group in groups]
-    _check_observed(rule, observed[0], state)
+    for of_group in observed:
+        _check_observed(rule, of_group, state)
     known = cells.finite(norm) & finite(clipped)
     after = dict(state)
-    for name in observed[0]:
+    for name in dict.fromkeys([name for of_group in observed for name in of_group]):
         old = state[name]
-        new = cells.of_first_group([of_group[name] for of_group in observed])
+        new = cells.of_first_group([of_group.get(name, old) for of_group in observed])
         trailing = [1] * (old.dim() - 1)
         mask = known.view(-1, *trailing)
         after[name] = torch.where(mask, new.to(old.dtype), old)
@@ -169,6 +170,6 @@ def _check_observed(rule: Limiting, observed: Any, state: Mapping[str, Tensor]) 
     if not observed.keys() <= state.keys():
         unknown = sorted(observed.keys() - state.keys())
         raise KeyError(
-            f"{name}.observe must return a dict with the keys of init_unit, {sorted(state)}, "
-            f"got the keys {unknown}"
+            f"{name}.observe returned the keys {unknown}, but init_unit has only the keys "
+            f"{sorted(state)}"
         )

@@ -52,6 +52,11 @@ class Description:
     """
     open_fields: ClassVar[tuple[str, ...]] = ()
     """Attributes of this class that become arguments if a subclass declares them as fields."""
+    _base_types: ClassVar[Mapping[str, tuple[type, ...]]] = {}
+    """For each argument that this class reads itself, the types of its values.
+
+    A subclass may declare a field of this name only with values of these types.
+    """
     pure: ClassVar[bool] = False
     """True if methods such as `update` and `limit` depend only on their arguments, and never branch
     on a value. With `compile=True` the steps of such a class can be replayed. A subclass does not
@@ -216,7 +221,19 @@ def _read_annotations(cls: type[Description], own: list[dataclasses.Field[Any]])
     kinds: dict[str, Allowed | None] = dict(cls._kinds)
     live: list[str] = []
     for field in own:
-        is_live, kinds[field.name] = read(cls, field.name, field.type)
+        is_live, kind = read(cls, field.name, field.type)
+        inherited = kinds.get(field.name)
+        for base in cls.__mro__:
+            types = vars(base).get("_base_types", {}).get(field.name)
+            if types is None:
+                continue
+            if is_live or not _keeps_meaning(field.default, kind, types, inherited):
+                raise TypeError(
+                    f"{cls.__name__}: the field '{field.name}' would replace an argument of "
+                    f"{base.__name__}: choose a different name for the field"
+                )
+            kind = kind or inherited
+        kinds[field.name] = kind
         if is_live:
             live.append(field.name)
     if taken := {*RESERVED, *ON_NORMS}.intersection(live):
@@ -227,6 +244,27 @@ def _read_annotations(cls: type[Description], own: list[dataclasses.Field[Any]])
     names = [field.name for field in own]
     cls.live = (*[name for name in cls.live if name not in names], *live)
     cls._kinds = {name: kind for name, kind in kinds.items() if kind is not None}
+
+
+def _keeps_meaning(
+    default: Any, kind: Allowed | None, types: tuple[type, ...], inherited: Allowed | None
+) -> bool:
+    """Return whether a field that a base class reads still has values that the base class allows.
+
+    Args:
+        default: The default value of the field.
+        kind: The values that the annotation of the field allows, if the library can check them.
+        types: The types that the base class allows.
+        inherited: The values that the base class allows, if the library can check them.
+    """
+    if kind is not None and kind.python_type not in (None, *types):
+        return False
+    values = () if default is dataclasses.MISSING else (default,)
+    if kind is not None and kind.choices:
+        values = kind.choices
+    if inherited is not None:
+        return all([inherited.error(value) is None for value in values])
+    return all([value is None or isinstance(value, types) for value in values])
 
 
 def _register(cls: type[Description]) -> None:

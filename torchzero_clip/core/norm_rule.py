@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 from torch import Tensor
@@ -40,6 +40,12 @@ class NormRule(Transform):
     inverse_dims = False
     min_size = 1
     open_fields: ClassVar[tuple[str, ...]] = ("ord", "dim", "inverse_dims", "min_size")
+    _base_types: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "ord": (int, float, str),
+        "dim": (int, str, tuple, list),
+        "inverse_dims": (bool,),
+        "min_size": (int,),
+    }
 
     sets_norm: ClassVar[bool] = False
     """Whether the rule scales every unit by limit / norm, so that small norms are scaled up too."""
@@ -69,7 +75,11 @@ class NormRule(Transform):
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
         """Return the largest norm that each unit may have in this step.
 
-        Infinity means that the unit is not clipped.
+        Infinity means that the unit is not clipped. A limit must be at least 0. A NaN limit makes
+        the weights NaN, and a negative limit reverses the update.
+
+        If one norm covers several parameter groups, each group uses the limit that its own
+        hyperparameters give.
 
         Args:
             norm: The norm of each unit.
@@ -82,7 +92,11 @@ class NormRule(Transform):
         """Return the state after this step, as vectors by name.
 
         The new state is stored for the units whose `norm` and `clipped` are both finite. All other
-        units keep their state. A norm may be zero.
+        units keep their state. A name that the result lacks keeps its old value. A norm may be
+        zero.
+
+        If one norm covers several parameter groups, as with `dim="global"`, the norm has one state.
+        The library then stores the result for the first of these groups.
 
         Args:
             norm: The norm of each unit before this rule.

@@ -57,6 +57,12 @@ class Transform(Description):
     name: str | None = field(default=None, kw_only=True)
     state_dtype: Literal["float32", "bfloat16"] | None = field(default=None, kw_only=True)
 
+    _base_types: ClassVar[Mapping[str, tuple[type, ...]]] = {
+        "target": (str,),
+        "name": (str,),
+        "state_dtype": (str,),
+    }
+
     reads: ClassVar[tuple[str, ...]] = ()
     """Names that the rule reads from `group` in addition to its own hyperparameters.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from torchzero_clip.core import norms
+from torchzero_clip.core.argument_values import shown
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.logical_matrices import entry_of, matrices_of
 from torchzero_clip.core.names import without_numbers
@@ -38,9 +39,11 @@ def links_for(links: Sequence[Link], name: str, p: Tensor) -> Iterator[Link]:
 def parameters(optimizer: ChainRunner) -> list[str]:
     """Return a table with the links, the learning rate and the decay of each parameter.
 
-    Parameters that differ only in their rates and in the numbers in their names share a row.
+    Each other hyperparameter whose values differ between groups has a column too. Parameters that
+    differ only in their rates and in the numbers in their names share a row.
     """
     rows: dict[Any, list[Any]] = {}
+    more = _different_values(optimizer)
     for g, name, p in _named(optimizer):
         group = optimizer.param_groups[g]
         links = list(links_for(optimizer.links, name, p))
@@ -49,15 +52,41 @@ def parameters(optimizer: ChainRunner) -> list[str]:
         labels = ", ".join(map(_label, links)) or "none: it stays as it is"
         others = [str(group[x]) for one in links for k, x in one.keys.items() if k != "lr"]
         shape = f"{tuple(p.shape)}{_matrices(links, name, p)}"
-        row = without_numbers(name), shape, decays, labels, tuple(others)
+        acting = {inner.path for link in links for inner in link.walk()}
+        cells = [shown(group[key]) if one.path in acting else "-" for key, one in more.items()]
+        row = without_numbers(name), shape, decays, tuple(cells), labels, tuple(others)
         rows.setdefault(row, []).append((name, (g,), lr))
-    table = [("parameter", "shape", "group", "lr", "weight_decay", "links")]
-    for (pattern, shape, decays, labels, _), members in rows.items():
+    table = [("parameter", "shape", "group", "lr", "weight_decay", *more, "links")]
+    for (pattern, shape, decays, cells, labels, _), members in rows.items():
         names, groups, rates = zip(*members, strict=True)
         name = f"{pattern} ({len(names)})" if len(names) > 1 else names[0]
-        table.append((name, shape, _span(groups), _span(rates), _span([decays]), labels))
+        usual = name, shape, _span(groups), _span(rates), _span([decays])
+        table.append((*usual, *cells, labels))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+
+
+def _different_values(optimizer: ChainRunner) -> dict[str, Link]:
+    """Return the keys whose values differ between groups, without rates and decays, and links."""
+    groups = [group for group in optimizer.param_groups if group["params"]]
+    different: dict[str, Link] = {}
+    for link in optimizer.keys.links:
+        for name, key in link.keys.items():
+            if name not in ("lr", "weight_decay") and differs(groups, key):
+                different[key] = link
+    return different
+
+
+def differs(groups: Sequence[Mapping[str, Any]], key: str) -> bool:
+    """Return whether groups have different values of a hyperparameter."""
+    return len({shown(group[key]) for group in groups}) > 1
+
+
+def several(values: Sequence[Any]) -> str:
+    """Return the values of a hyperparameter in several groups as text."""
+    if all([isinstance(x, (int, float)) and not isinstance(x, bool) for x in values]):
+        return f"{shown(min(values))} to {shown(max(values))}"
+    return " or ".join(dict.fromkeys(map(shown, values)))
 
 
 def _matrices(links: Sequence[Link], name: str, p: Tensor) -> str:

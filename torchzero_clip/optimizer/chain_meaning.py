@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,11 +11,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.argument_values import equal
+from torchzero_clip.core.division import layer_of
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.norms import NAMED, measure
 from torchzero_clip.optimizer import norm_groups
 from torchzero_clip.optimizer.averages import params_of
+from torchzero_clip.optimizer.branches import differs
 from torchzero_clip.optimizer.metrics import metrics_of
 
 if TYPE_CHECKING:
@@ -181,37 +185,101 @@ def _norms(
 ) -> Iterator[str]:
     """Yield how many norms a rule has, and how large the norms are if elements are near 1."""
     rule = link.transform
-    key = link.keys.get("max_norm")
-    if key is None or measure(rule.ord) != NAMED["l2"]:
+    has_limit = rule.has_metrics and not rule.sets_norm
+    if not (rule.clips and has_limit) or measure(rule.ord) != NAMED["l2"]:
         return
-    sizes = [[p.numel() for p in group["params"]] for group in groups]
-    count = sum(map(len, sizes))
+    count = sum([len(group["params"]) for group in groups])
     if rule.scope is None and count > 1:
+        how = 'pass dim="global"'
+        if "dim" not in type(rule).__dataclass_fields__:
+            how = f"declare dim as a field of {type(rule).__name__}, and {how}"
         yield (
             f"{link.path} clips each of the {count} parameters by its own norm; for one norm over "
-            'all parameters, as in torch.nn.utils.clip_grad_norm_, pass dim="global"'
+            f"all parameters, as in torch.nn.utils.clip_grad_norm_, {how}"
         )
-    elif not isinstance(rule.scope, (str, type(None))):
+    elif not isinstance(rule.scope, (str, type(None))) and rule.scope == rule.dim:
         yield (
             f"{link.path}: dim={rule.dim} uses one norm per slice; dim=None uses one norm per "
             'tensor, and dim="global" one norm over all parameters, as in '
             "torch.nn.utils.clip_grad_norm_"
         )
-    if unit_entries is None or rule.scope not in (None, "global", "group"):
-        return
+    if rule.scope in ("global", "layer"):
+        yield from _values_of_shared_norms(groups, link)
+    if rule.scope == "group":
+        yield from _split_by_decay(groups, link)
+    if unit_entries is not None and rule.scope in (None, "global", "group"):
+        yield from _norms_near_root_n(groups, link, unit_entries)
+
+
+def _norms_near_root_n(
+    groups: Sequence[Mapping[str, Any]], link: Link, unit_entries: Link
+) -> Iterator[str]:
+    """Yield a sentence if a rule probably clips in every step, because elements are near 1."""
+    rule = link.transform
+    sizes = [[p.numel() for p in group["params"]] for group in groups]
     if rule.scope == "global":
         largest = [sum(map(sum, sizes))] * len(groups)
     elif rule.scope == "group":
         largest = list(map(sum, sizes))
     else:
         largest = [max(of_group, default=0) for of_group in sizes]
+    name = rule.limit_is or "max_norm"
+    if name not in link.keys:
+        n = max(largest, default=0)
+        yield (
+            f"{link.path} clips updates of {unit_entries.path}, whose norms are near √n in every "
+            f"step, here {math.sqrt(n):,.4g} for n={n:,} elements: a limit below √n clips in every "
+            "step"
+        )
+        return
     for group, n in zip(groups, largest, strict=True):
-        limit = group[key]
+        limit = group[link.keys[name]]
         if limit is not None and limit < math.sqrt(n):
             yield (
-                f"{link.path} with max_norm={float(limit)} clips in every step, because norms "
+                f"{link.path} with {name}={float(limit)} clips in every step, because norms "
                 f"after {unit_entries.path} are near √n, here {math.sqrt(n):,.4g} for n={n:,} "
                 "elements: use ClipRMS, which does not depend on n"
+            )
+            return
+
+
+def _values_of_shared_norms(groups: Sequence[Mapping[str, Any]], link: Link) -> Iterator[str]:
+    """Yield a sentence if groups with different hyperparameters share a norm."""
+    rule = link.transform
+    groups_of: dict[Any, list[Mapping[str, Any]]] = {}  # for each norm
+    for group in groups:
+        norms = {group.get("norm_group")} if group["params"] else set()
+        if rule.scope == "layer":
+            norms = set(map(layer_of, group["param_names"]))
+        for norm in norms if group.get("clip", True) else ():
+            groups_of.setdefault(norm, []).append(group)
+    keys = [key for inner in link.walk() for key in inner.keys.values()]
+    different = [key for key in keys if any([differs(some, key) for some in groups_of.values()])]
+    if not different:
+        return
+    scope = "one norm over all parameters" if rule.scope == "global" else "one norm per layer"
+    state = ""
+    if rule.init_unit():
+        state = ", and the state of a norm follows the values of the first group"
+    yield (
+        f"{link.path} uses {scope}, but the groups have different values of "
+        f"{', '.join(different)}: each group has its own limit for the same norm{state}; for one "
+        'norm per parameter group, use dim="group"'
+    )
+
+
+def _split_by_decay(groups: Sequence[Mapping[str, Any]], link: Link) -> Iterator[str]:
+    """Yield a sentence if two groups with separate norms differ only in their weight decay."""
+    own = {"params", "param_names", "chain", "weight_decay"}
+    settings = [{k: x for k, x in group.items() if k not in own} for group in groups]
+    decays = [group.get("weight_decay") for group in groups]
+    for a, b in itertools.combinations(range(len(groups)), 2):
+        one_decays = (decays[a] == 0) != (decays[b] == 0)
+        if one_decays and settings[a].get("clip", True) and equal(settings[a], settings[b]):
+            yield (
+                f"{link.path} uses separate norms for the groups {a} and {b}, which differ only "
+                "in weight_decay; for one norm over both, pass decay_vectors=True to groups(...), "
+                'or use dim="global" and a norm_group'
             )
             return
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.description import RESERVED
+from torchzero_clip.core.description import ON_NORMS, RESERVED
 from torchzero_clip.core.formats import KEPT, Kahan
 from torchzero_clip.core.formats.stochastic import DRAWS, DROPPED, ROUNDS
 from torchzero_clip.core.sharding.layout import local
@@ -84,7 +84,7 @@ class Checkpoint:
             if marks(shared)[:1] != own_marks[:1]:
                 raise ValueError(
                     "the checkpoint was saved with different transforms. The checkpoint has "
-                    f"{self._contents(group)}, but this optimizer has {chain}: to load the "
+                    f"{self._contents(g)}, but this optimizer has {chain}: to load the "
                     "state of the transforms that both have, call take_over(optimizer, "
                     "state_dict)"
                 )
@@ -174,12 +174,15 @@ class Checkpoint:
         for (key, *_), states in sharing.items():
             share_vectors(states, [key])
 
-    def _contents(self, group: Mapping[str, Any]) -> str:
+    def _contents(self, g: int) -> str:
         """Return an error text about hyperparameters and state in another chain's checkpoint."""
-        live = sorted(set(group) - RESERVED)
+        group = self.groups[g]
+        saved = self.state_dict["param_groups"][g]
+        live = sorted(set(saved) - RESERVED - set(ON_NORMS))
         states = [self.state.get(index, {}) for index in group["params"]] + [group["chain"]]
         paths = {key.rpartition("/")[0] for state in states for key in state if is_links(key)}
-        return f"the hyperparameters {live} and state of {sorted(paths)}"
+        state = f"state of {sorted(paths)}" if paths else "no state"
+        return f"the hyperparameters {live} and {state}"
 
     def _refuse_nan(self) -> None:
         """Raise an error if state is NaN. This synchronizes with each device once."""

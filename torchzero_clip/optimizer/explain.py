@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from torchzero_clip.core.description import Description
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.sharding.layout import layout_of
 from torchzero_clip.core.sharding.owners import route
@@ -155,7 +158,7 @@ def explain(optimizer: ChainRunner, make: Callable[..., Any], each: bool = False
     lines = [f"{note}." for note in notes]
     if notes:
         lines.append("")
-    lines.append(repr(optimizer.chain)[len("Chain(") : -1])
+    lines.append(repr(with_present_values(optimizer))[len("Chain(") : -1])
     for of_kind in (_parameters, _owners, _refreshes, _averages):
         lines += of_kind(optimizer)
     lines += _tails(optimizer, parts[-1].operators)
@@ -263,6 +266,60 @@ def _contents(twin: Any) -> dict[int, str]:
     }
     pairs = [(t, words) for words, row in tensors.items() for t in row if isinstance(t, Tensor)]
     return {t.untyped_storage().data_ptr(): words for t, words in pairs}
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Shown:
+    """The values of a hyperparameter that differ between parameter groups, as text."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def with_present_values(optimizer: ChainRunner) -> Any:
+    """Return a copy of the chain with the hyperparameters of the parameter groups.
+
+    The copy is only for its `repr`, because values that differ between groups become text.
+    """
+    groups = [group for group in optimizer.param_groups if group["params"]]
+    return _copy(optimizer.chain, _by_transform(optimizer.links), groups)
+
+
+def _by_transform(links: Iterable[Link]) -> dict[int, list[Link]]:
+    """Return the links of each transform. One object may be used for several links."""
+    known: dict[int, list[Link]] = {}
+    for link in links:
+        known.setdefault(id(link.transform), []).append(link)
+    return known
+
+
+def _copy(value: Any, links: dict[int, list[Link]], groups: Sequence[Mapping[str, Any]]) -> Any:
+    """Return a copy of a value in which all descriptions have the values of the groups.
+
+    Args:
+        value: The value of an argument.
+        links: The links for the descriptions inside the value. A copied link is removed.
+        groups: The parameter groups.
+    """
+    if type(value) in (tuple, list):
+        return type(value)([_copy(x, links, groups) for x in value])
+    if type(value) is dict:
+        return {key: _copy(x, links, groups) for key, x in value.items()}
+    if not isinstance(value, Description):
+        return value
+    link = links[id(value)].pop(0) if links.get(id(value)) else None
+    inside = links if link is None else _by_transform(link.children)  # only chains have no link
+    other = copy.copy(value)
+    for field in dataclasses.fields(value):
+        vars(other)[field.name] = _copy(getattr(value, field.name), inside, groups)
+    for name, key in link.keys.items() if link is not None and groups else ():
+        present = groups[0][key]
+        if branches.differs(groups, key):
+            present = Shown(branches.several([group[key] for group in groups]))
+        vars(other)[name] = present
+    return other
 
 
 def _parameters(optimizer: ChainRunner) -> list[str]:

@@ -159,9 +159,9 @@ class Modular(ChainRunner):
         the present gradients.
 
         Args:
-            parameters: Add a table of the groups, learning rates, decays and links of parameters.
-                Parameters that differ only in their learning rates and in the numbers in their
-                names share a row.
+            parameters: Add a table of the groups, learning rates, decays and links of parameters,
+                and of other hyperparameters whose values differ between groups. Parameters that
+                differ only in their learning rates and in the numbers in their names share a row.
 
         Example:
             >>> import torch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -159,14 +159,16 @@ class StateLayout:
             needed = seen or company.let_in(state) or (later_seen and not company.apart)
             if missing and needed:
                 names = ", ".join(map(repr, missing))
-                raise ValueError(f"the checkpoint has no state {names} for {where}")
+                raise ValueError(
+                    f"the checkpoint has no state {names} for {where}{self._other_dim(missing)}"
+                )
             known_gate = company.gate is None or _is_ours(company.gate)
             later_seen = (later_seen or seen) and known_gate
         for key, entry in known.items():
             if key in state:
                 entry.check(where, key, state[key])
                 _check_if_count(where, entry.link, key, state[key])
-        _refuse_rest(where, set(filter(is_links, state)) - known.keys())
+        self._refuse_rest(where, set(filter(is_links, state)) - known.keys())
 
     def check_group(self, where: str, shared: Mapping[str, Any], params: Sequence[Tensor]) -> None:
         """Raise an error unless a group has exactly the group state that links keep."""
@@ -177,7 +179,9 @@ class StateLayout:
             for key, value in expected.items() if own and params else ():
                 variants = [own_key for own_key in own if _without_norm_group(own_key) == key]
                 if not variants:
-                    raise ValueError(f"the checkpoint has no state {key!r} for {where}")
+                    raise ValueError(
+                        f"the checkpoint has no state {key!r} for {where}{self._other_dim([key])}"
+                    )
                 for variant in variants:
                     entry = Entry(statistic(value, params[0]), STATISTICS)
                     entry.check(where, variant, shared[variant])
@@ -186,7 +190,29 @@ class StateLayout:
             unchecked -= {
                 key for key in own if not _is_plain(link) or _without_norm_group(key) in expected
             }
-        _refuse_rest(where, unchecked)
+        self._refuse_rest(where, unchecked)
+
+    def _refuse_rest(self, where: str, keys: set[str]) -> None:
+        """Raise an error if a checkpoint has state that no link keeps."""
+        if keys:
+            raise ValueError(
+                f"the checkpoint has the state {sorted(keys)} for {where}, but no transform of "
+                f"this optimizer has such state{self._other_dim(keys)}"
+            )
+
+    def _other_dim(self, keys: Collection[str]) -> str:
+        """Return the probable cause of an error about keys if they are the state of norms."""
+        known: set[str] = set()
+        for link in self.links:
+            if isinstance(link.transform, NormRule):
+                known |= {f"{link.path}/{name}" for name in link.transform.init_unit()}
+        paths = {key.rpartition("/")[0] for key in keys if _without_norm_group(key) in known}
+        if not paths:
+            return ""
+        return (
+            f": {min(paths)} may have had another dim= when the checkpoint was saved, or another "
+            "argument that decides where its state is stored"
+        )
 
     def starts_as_nan(self, key: str, p: Tensor | None) -> bool:
         """Return whether state begins as NaN, for example the empty places of a window.
@@ -259,14 +285,6 @@ def check_count(where: str, key: str, value: Any) -> None:
 def _check_if_count(where: str, link: Link | None, key: str, value: Any) -> None:
     if link is not None and _is_ours(link) and key.rpartition("/")[2] in COUNTS:
         check_count(where, key, value)
-
-
-def _refuse_rest(where: str, keys: set[str]) -> None:
-    if keys:
-        raise ValueError(
-            f"the checkpoint has the state {sorted(keys)} for {where}, but no transform of this "
-            "optimizer has such state"
-        )
 
 
 def _is_number(value: Any) -> bool:
