@@ -6,7 +6,8 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torchzero_clip.core.norms.numeric import vector_norm
 from torchzero_clip.engines.compiled.printers.operators import REDUCTIONS
 from torchzero_clip.engines.compiled.printers.vectors import Region
 from torchzero_clip.engines.compiled.replay.native_step import NativeStep
+from torchzero_clip.engines.compiled.replay.regions import _region
 from torchzero_clip.engines.compiled.replay.step_recorder import StepRecorder, python
 
 Function = Callable[..., Any]
@@ -335,3 +337,11 @@ def test_programs_of_other_sizes_are_the_same_library() -> None:
         step, _, _ = recorded(lambda x: (x * 2).sum(0) + 1, [numbers((n,), torch.float64)])
         texts.append(step.text)
     assert texts[0] == texts[1]
+
+
+def test_a_region_starts_where_it_is_in_memory_that_begins_later() -> None:
+    """Such memory is that of gradients inside a larger tensor."""
+    form = (torch.float32, torch.device("cpu"), (2, 3), (3, 1), 10)
+    node = SimpleNamespace(meta={"form": form})
+    region = _region(cast(Any, node), memory=1, offset=4)
+    assert (region.memory, region.start, region.shape) == (1, 6, (2, 3))

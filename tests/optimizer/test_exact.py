@@ -487,6 +487,18 @@ def test_every_tensor_of_a_state_dict_can_be_sent_between_ranks(engine: str) -> 
     assert all([opt.state[p][Exact.key].shape == p.shape for p in params])
 
 
+def test_a_float32_parameter_next_to_bfloat16_ones_is_saved_without_halves() -> None:
+    params = [Parameter(torch.ones(3, dtype=torch.bfloat16)), Parameter(torch.ones(3))]
+    opt = Modular(params, Adam(), LR(1e-2), rounding="exact")
+    for p in params:
+        p.grad = torch.ones_like(p)
+    opt.step()
+    state = opt.state_dict()["state"]
+    assert [Exact.key in state[i] for i in range(2)] == [True, False]
+    opt.load_state_dict(saved(opt.state_dict()))
+    assert [Exact.key in opt.state[p] for p in params] == [True, False]
+
+
 WRONG_STATES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "missing keys: \\['1.bias'\\]": lambda whole: {k: t for k, t in whole.items() if k != "1.bias"},
     "unexpected keys: \\['2.bias'\\]": lambda whole: {**whole, "2.bias": torch.zeros(4)},
