@@ -824,7 +824,8 @@ def test_a_parameter_that_has_begun_goes_on_from_a_checkpoint():
     assert all(torch.equal(p, others[name]) for name, p in params.items())
 
 
-@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_first_steps_and_numbers_kept_once_may_be_compiled_by_torch(backend):
     torch._dynamo.reset()
     params, others = [{"w": Parameter(torch.ones(2))} for _ in range(2)]

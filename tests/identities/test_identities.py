@@ -32,13 +32,13 @@ def is_variant(identity: Any) -> bool:
 
 
 def is_quick(identity: Any, dtype: torch.dtype, how: dict[str, bool]) -> bool:
-    """Float32 in the default engine and float64 in the other one are quick; of a variant the last
-    alone."""
+    """Whether the quick tests run an identity: in float64 without fusion, and one in three also in
+    float32 in the default engine. Other tests require that the engines agree."""
     if len(identity.rtol) == 1:
         return True
     if dtype == torch.float64:
         return bool(how)
-    return not how and not is_variant(identity)
+    return not how and not is_variant(identity) and list(IDENTITIES).index(identity.name) % 3 == 0
 
 
 WAYS = [
