@@ -263,7 +263,7 @@ def test_a_statistic_has_the_same_bits_beside_whatever_it_is_measured() -> None:
 
 @pytest.mark.parametrize(("name", "dtype"), [*races()])
 def test_a_chain_does_what_the_plain_one_does(name: str, dtype: torch.dtype) -> None:
-    ours, theirs = params_of(SHAPES[:-16]), params_of(SHAPES[:-16])
+    ours, theirs = params_of(SHAPES[:-4]), params_of(SHAPES[:-4])
     for p in [*ours, *theirs]:
         p.data = p.data.to(dtype)
     fast, slow = Modular(ours, *CHAINS[name](), compile=True), Modular(theirs, *CHAINS[name]())
@@ -279,10 +279,10 @@ def test_a_step_of_every_rule_is_the_plain_step(case: Case) -> None:
 @pytest.mark.parametrize("part", range(4))
 @pytest.mark.filterwarnings("ignore:Momentum. momentum should be below 1")
 def test_a_step_of_random_chains_is_the_plain_step(part: int) -> None:
-    """More than two hundred chains are tried, in four parts for several processes."""
+    """More than a hundred chains are tried, in four parts for several processes."""
 
     @seed(part)  # otherwise every part would draw the same chains
-    @settings(max_examples=55, derandomize=False, database=None)
+    @settings(max_examples=30, derandomize=False, database=None)
     @given(chain=chains())
     def check(chain: Chain) -> None:
         is_plain(chain, "triton", TWO)
