@@ -1,15 +1,16 @@
-"""The checks behind the marker `slow`, file by file, and the table that says which ran when.
+"""Run the tests marked `slow`, file by file, and write the table of their last results.
 
     python scripts/slow.py run             # what has not passed at this commit yet
     python scripts/slow.py run --again     # all of it
     python scripts/slow.py run core/test_norms.py
     python scripts/slow.py table           # write the table anew from the marks
 
-A run goes on after a failure, and a call at the same commit where the one before was stopped: what
-passed is in `.slow.json`. All files take an hour: the short ones run whole, of the others a share
-of the cases, which the day chooses (`tests/day.py`). A file that is named runs whole, and all do
-with `--whole`; `--day` chooses as another day did. Each file that is done gets its row in
-`tests/slow.md`, which one run at a time may write.
+A run continues after a failure. If a run is stopped, the next call at the same commit resumes it:
+`.slow.json` lists the files that passed. All files together take an hour. Short files run all their
+cases. Long files run a share of their cases, and the date selects this share (`tests/day.py`). A
+file that is named runs all its cases, and so do all files with `--whole`. `--day` selects the cases
+of another date. Each file that has run gets a row in `tests/slow.md`. Only one run at a time may
+write this page.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ NONE = 5  # what pytest says where no case is chosen: those of few cases have da
 HEADS = (
     "file",
     "cases",
-    "among the quick",
+    "quick cases",
     "ran",
     "passed",
     "failed",
     "commit",
     "day",
     "minutes",
-    "behind `slow` as a whole",
+    "tests without a quick case",
 )
 
 

@@ -22,6 +22,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.smoke import only, run  # noqa: E402
+
 WARNINGS = ["-W", "error", "-W", "ignore:Failed to initialize NumPy"]  # torch's own, without numpy
 VERSION = re.compile(r"^3\.(\d+)")
 
@@ -66,15 +70,6 @@ def first_program() -> str:
     return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
 
 
-def built(pattern: str) -> Path:
-    """Return the file in dist/ with a name like this."""
-    found = sorted((ROOT / "dist").glob(pattern))
-    if len(found) != 1:
-        names = [path.name for path in found]
-        sys.exit(f"dist/ must contain exactly one {pattern}, but contains {names}: run make dist")
-    return found[0]
-
-
 def described(wheel: Path) -> str:
     """Return the size of the wheel, installed and packed, and its dependencies."""
     with zipfile.ZipFile(wheel) as archive:
@@ -90,7 +85,7 @@ def described(wheel: Path) -> str:
 def check(environment: Environment, archive: Path) -> None:
     """Install an archive and torch into an empty environment, and run README's first program."""
     with tempfile.TemporaryDirectory() as folder:
-        run(environment.python, "-m", "venv", folder)
+        run(environment.python, "-m", "venv", folder, cwd=ROOT)
         python = Path(folder, "bin", "python")
         pip = [
             python,
@@ -101,23 +96,14 @@ def check(environment: Environment, archive: Path) -> None:
             "--disable-pip-version-check",
             "--no-cache-dir",
         ]
-        run(*pip, environment.torch)
-        run(*pip, archive)
+        run(*pip, environment.torch, cwd=ROOT)
+        run(*pip, archive, cwd=ROOT)
         # isolated: the source tree cannot stand in for a file that the wheel lacks
-        run(python, "-I", *WARNINGS, "-c", first_program(), cwd=folder)
+        run(python, "-I", *WARNINGS, "-c", first_program(), cwd=Path(folder))
         shown = "import sys, torch; print(sys.version.split()[0], torch.__version__)"
-        versions = run(python, "-I", "-c", shown, cwd=folder).split()
+        versions = run(python, "-I", "-c", shown, cwd=Path(folder)).split()
     print(f"{archive.name}: README's first program runs with Python {versions[0]}", end=" ")
     print(f"and torch {versions[1]}", flush=True)
-
-
-def run(*command: object, cwd: str | None = None) -> str:
-    """Return the output of a command. If the command fails, print its output and exit."""
-    words = [str(word) for word in command]
-    done = subprocess.run(words, check=False, capture_output=True, text=True, cwd=cwd)
-    if done.returncode:
-        sys.exit(f"{' '.join(words)[:200]} failed:\n{done.stdout}{done.stderr}")
-    return done.stdout
 
 
 def main() -> None:
@@ -135,11 +121,11 @@ def main() -> None:
         environments = {"chosen": Environment(given.python or sys.executable, wanted)}
     elif given.only:
         environments = {given.only: environments[given.only]}
-    wheel = built("*.whl")
+    wheel = only("*.whl")
     print(described(wheel))
     for environment in environments.values():
         check(environment, wheel)
-    check(next(iter(environments.values())), built("*.tar.gz"))
+    check(next(iter(environments.values())), only("*.tar.gz"))
 
 
 if __name__ == "__main__":

@@ -208,7 +208,7 @@ def test_engines_say_what_they_are() -> None:
     assert repr(Compiled([])) == "Compiled()"
 
 
-MECHANISMS = {
+QUICK_CONSTRUCTIONS = {
     "ClipValue-0.5",  # elements alone
     "ClipNorm-tensor",  # norms of tensors, of slices, and of the whole model
     "ClipNorm-rows",
@@ -242,7 +242,7 @@ def some_quick(contract: Check) -> Check:
     (table,) = [mark for mark in marks if mark.args[0] == "cases"]
     other_parameters = [mark for mark in marks if mark is not table]
     cases = [case for row in table.args[1] for case in row.values[0]]
-    quick = [case for case in cases if str(case) in MECHANISMS] or cases[:1]
+    quick = [case for case in cases if str(case) in QUICK_CONSTRUCTIONS] or cases[:1]
     names = {str(case) for case in quick}
     slow = by_class([case for case in cases if str(case) not in names])
     rows = [pytest.param([case], id=str(case)) for case in quick]
@@ -254,7 +254,7 @@ def some_quick(contract: Check) -> Check:
 
 
 def test_every_mechanism_is_a_construction_of_the_table() -> None:
-    assert {str(case) for case in GOOD} >= MECHANISMS
+    assert {str(case) for case in GOOD} >= QUICK_CONSTRUCTIONS
 
 
 test_an_empty_tensor_changes_nothing_for_the_others = some_quick(

@@ -28,7 +28,7 @@ from torchzero_clip.optimizer import averages
 from torchzero_clip.optimizer.after_step import PARAMS, AfterStep, take_params
 from torchzero_clip.optimizer.chain_meaning import refuse_step
 from torchzero_clip.optimizer.keys import SCHEDULER_KEYS, WELL_KNOWN, GroupKeys
-from torchzero_clip.optimizer.loading import checked_checkpoint
+from torchzero_clip.optimizer.loading import checked_checkpoint, names_to_keep
 from torchzero_clip.optimizer.saving import safe_to_save
 
 KEY = "torchzero_clip"
@@ -239,7 +239,7 @@ class Attached(Clipper):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the call below warns
                 # raise an error before the averages change
-                checked_checkpoint(self, state_dict, (keep,) if isinstance(keep, str) else keep)
+                checked_checkpoint(self, state_dict, names_to_keep(keep))
             # the handle's own groups have the same hyperparameters, and are loaded below
             own_values = [*self.after.keys.defaults]
             self.after.load_state_dict(after_state, keep=own_values)

@@ -28,7 +28,7 @@ from torchzero_clip.optimizer import rounding as roundings
 from torchzero_clip.optimizer.cut_parameters import refuse_cuts
 from torchzero_clip.optimizer.fingerprint import shared_start
 from torchzero_clip.optimizer.keys import GroupKeys, of_group, refuse_nameless, refuse_no_params
-from torchzero_clip.optimizer.loading import loading
+from torchzero_clip.optimizer.loading import loading, names_to_keep
 from torchzero_clip.optimizer.metrics import metrics_of
 from torchzero_clip.optimizer.saving import has_rate, on_saving, safe_to_save
 from torchzero_clip.optimizer.state_layout import StateLayout
@@ -337,8 +337,7 @@ class ChainRunner(Optimizer):
             >>> opt.load_state_dict(opt.state_dict(), keep=("lr",))
         """
         averages.refuse(self, "load_state_dict()")
-        names = (keep,) if isinstance(keep, str) else tuple(keep)
-        with loading(self, state_dict, names):
+        with loading(self, state_dict, names_to_keep(keep)):
             super().load_state_dict(state_dict)
         self.keys.forget()
         self.engine.forget("load_state_dict()")

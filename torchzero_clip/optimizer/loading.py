@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -42,6 +42,11 @@ def loading(optimizer: Any, state_dict: Any, keep: Sequence[str]) -> Iterator[No
     after = optimizer.register_load_state_dict_post_hook(restore, prepend=True)
     with before, after:
         yield
+
+
+def names_to_keep(keep: str | Iterable[str]) -> tuple[str, ...]:
+    """Return the names in the argument `keep`, which may be a single name."""
+    return (keep,) if isinstance(keep, str) else tuple(keep)
 
 
 def checked_checkpoint(optimizer: Any, state_dict: Any, keep: Sequence[str]) -> Checkpoint:
