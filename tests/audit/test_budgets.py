@@ -349,13 +349,12 @@ OF_BILLIONS = {
 FIRST = ["AdaGC"]  # which has calls of each kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [
         pytest.param(FIRST, id="some"),
-        pytest.param(
-            [x for x in OF_BILLIONS if x not in FIRST], id="others", marks=pytest.mark.slow
-        ),
+        pytest.param([x for x in OF_BILLIONS if x not in FIRST], id="others"),
     ],
 )
 def test_a_large_model_takes_few_pieces_and_few_calls_for_each(names: Sequence[str]) -> None:

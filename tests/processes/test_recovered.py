@@ -30,7 +30,8 @@ def test_a_loss_on_one_rank_alone_and_a_run_that_is_resumed(n: int, way: str) ->
     assert told == ["".join([f"{one}: 0 wrong\n" for one in what])] * n
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, 200])
 def test_a_run_that_goes_back_is_killed_at_random_moments_and_ends_as_one_that_was_not(
     kills: int, tmp_path: Path
 ) -> None:
