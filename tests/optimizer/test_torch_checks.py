@@ -347,7 +347,9 @@ def test_complex(info):
             whole.grad = torch.randn_like(whole)
             pairs.grad = torch.view_as_real(whole.grad).clone()
             if not info.supports_complex:
-                refused = "does not support complex parameters|takes real matrices"
+                refused = (
+                    "does not support complex parameters|accepts only matrices of real numbers"
+                )
                 with pytest.raises((TypeError, ValueError), match=refused):
                     opts[0].step()
                 continue

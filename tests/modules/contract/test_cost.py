@@ -20,8 +20,9 @@ def calls(case: Case, count: int, device: str) -> Counter[str]:
     """The operators of the third step of a model of so many tensors."""
     shape = (3, 2)
     params = {
-        f"layer{i // 2}.{i}weight": Parameter(torch.ones(shape, device=device))
-        for i in range(count)
+        f"layer{i}.{name}": Parameter(torch.ones(shape, device=device))
+        for i in range(count // 2)
+        for name in ("weight", "bias")
     }
     opt = Modular(params.items(), case.make(), *([] if owns_lr(case) else [LR(0.1)]))
     grads = {name: torch.full(shape, 0.5 + i / count) for i, name in enumerate(params)}

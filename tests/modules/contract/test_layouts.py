@@ -36,8 +36,8 @@ def test_empty_tensors_alone_are_no_trouble(case):
 
 @every(lambda case: not case.matrices)
 def test_a_tensor_without_dims_counts_like_one_with_a_single_entry(case):
-    some = {"embed.a": (), "embed.b": (3,)}
-    other = {"embed.a": (1,), "embed.b": (3,)}
+    some = {"embed.weight": (), "embed.bias": (3,)}
+    other = {"embed.weight": (1,), "embed.bias": (3,)}
     steps = [gradients(some, i, scale=i + 1) for i in range(3)]
     out = flow(case.make(), parameters(some), steps)
     rule = case.make()
@@ -45,7 +45,7 @@ def test_a_tensor_without_dims_counts_like_one_with_a_single_entry(case):
         isinstance(rule.scope, str) or rule.dims(torch.zeros(()))
     ):
         for a, step in zip(out, steps, strict=True):
-            assert a["embed.a"].equal(step["embed.a"])
+            assert a["embed.weight"].equal(step["embed.weight"])
         return
     steps = [{name: g.view(other[name]) for name, g in step.items()} for step in steps]
     params = {n: Parameter(p.detach().view(other[n])) for n, p in parameters(some).items()}

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.helpers import SHAPES, at_once, flow, gradients, parameters, same, set_grads
-from tests.modules.contract.common import SICK, growing, owns_lr
+from tests.modules.contract.common import SICK, growing
+from tests.modules.rows.row import with_lr
 from tests.table import Case, every, mechanisms
 from torchzero_clip import CAME, LR, Modular, Prodigy, Transform
 
@@ -43,7 +44,7 @@ def test_one_tensor_of_zeros_among_others_stays_zero(case):
 def test_a_step_with_zero_gradients_and_lr_0_changes_no_parameter(case):
     params = parameters(case.shapes)
     before = {name: p.detach().clone() for name, p in params.items()}
-    opt = Modular(params.items(), case.make(), *([] if owns_lr(case) else [LR(0.0)]))
+    opt = Modular(params.items(), *with_lr(case.make(), 0.0))
     for group in opt.param_groups:
         group["lr"] = 0.0
     set_grads(params, gradients(case.shapes, scale=0.0))
@@ -64,12 +65,12 @@ def has_eps(case: Case) -> bool:
 @every(has_eps)
 def test_a_zero_gradient_over_the_smallest_eps_is_finite(case):
     """u / x is computed, and not u times 1 / x."""
-    check_zeros([case.make(), *([] if owns_lr(case) else [LR(0.1)])], case.shapes, {"eps": LEAST})
+    check_zeros(with_lr(case.make(), 0.1), case.shapes, {"eps": LEAST})
 
 
 @mechanisms(has_eps)
 def test_in_cpp_a_zero_gradient_over_the_smallest_eps_is_finite(case):
-    check_zeros([case.make(), LR(0.1)], case.shapes, {"eps": LEAST}, cpp=True)
+    check_zeros(with_lr(case.make(), 0.1), case.shapes, {"eps": LEAST}, cpp=True)
 
 
 @at_once("rule", SCALED.values())

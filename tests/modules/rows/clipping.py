@@ -236,7 +236,7 @@ ROWS = [
         bad=BY_EMA,
         memory="guarded",
         complex="turns",
-        loops=1,
+        loops=2,  # where: on CPU it reads a flag and copies a tensor
         measures=2,
         keeps=("ema",),
     ),
@@ -251,7 +251,7 @@ ROWS = [
         bad=BY_EMA,
         memory="guarded",
         complex="turns",
-        loops=1,
+        loops=2,  # where: on CPU it reads a flag and copies a tensor
         measures=2,
         keeps=("ema",),
     ),

@@ -482,7 +482,7 @@ ROWS = [
         complex="turns",
         adds=True,
         aims=False,
-        loops=1,
+        loops=2,  # where: on CPU it reads a flag and copies a tensor
         attaches=False,
     ),
     Row(
@@ -494,6 +494,7 @@ ROWS = [
         bad=[*[bad for bad in BAD_SLICES if "min_size" not in bad[0]], *STEPS],
         loose={"any": Watch},
         per_entry=True,
+        loops=2,  # norms of slices on CPU; the inner product in float64
         aims=False,
         attaches=False,
     ),
@@ -514,7 +515,7 @@ ROWS = [
         complex="turns",
         adds=True,
         aims=False,
-        loops=1,
+        loops=2,  # where: on CPU it reads a flag and copies a tensor
         attaches=False,
     ),
     Row(

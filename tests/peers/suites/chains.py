@@ -6,12 +6,11 @@ import inspect
 from typing import Any, ClassVar
 
 from torchzero_clip import LR, Adam, Chain, Modular, Partition, Scale, Transform, named
-from torchzero_clip.published import NAMES, matrix_methods
+from torchzero_clip.published import NAMES, matrix_methods, per_head
 
 VECTORS_TOO = {"klsoap", "kron", "shampoo", "soap", "soap_hyperball"}  # else to Adam
-MATRICES = {
-    name for name in NAMES if NAMES[name].__module__ == matrix_methods.__name__
-} - VECTORS_TOO
+MATRIX_MODULES = {matrix_methods.__name__, per_head.__name__}
+MATRICES = {name for name in NAMES if NAMES[name].__module__ in MATRIX_MODULES} - VECTORS_TOO
 
 
 class Published(Modular):
