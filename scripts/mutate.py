@@ -92,7 +92,8 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         yield "without its sign", node.operand
     if isinstance(node, ast.Compare) and type(node.ops[0]) in OPERATORS:
-        yield "the other way round", replaced(node, ops=[OPERATORS[type(node.ops[0])]()])
+        first = OPERATORS[type(node.ops[0])]()
+        yield "the other way round", replaced(node, ops=[first, *node.ops[1:]])
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         yield "one more", ast.Constant(node.value + 1)
     if isinstance(node, (ast.If, ast.IfExp)):
