@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.bounds import Within
+from torchzero_clip.core.plurals import counted
 
 T = TypeVar("T")
 
@@ -71,7 +72,7 @@ class Allowed(NamedTuple):
         kind = {int: "an integer", Callable: "a function"}.get(self.python_type, usual)
         bounds = str(self.bounds or "")
         if self.length is not None:
-            kind = f"{self.length} {finite}numbers"
+            kind = counted(self.length, f"{finite}number")
             if bounds:
                 kind += ", each"
         if bounds:
