@@ -154,6 +154,7 @@ def explain(optimizer: ChainRunner, make: Callable[..., Any], each: bool = False
     writes = sum([part.written for part in parts]) / numbers
     notes = [remark.message for remark in remarks(optimizer)]
     notes += [*sentences(optimizer), *branches.joint_norms(optimizer)]
+    notes += branches.without_matrices(optimizer)
     if each:
         notes += branches.unchanged(optimizer)
     lines = [f"{note}." for note in notes]
