@@ -140,7 +140,7 @@ def test_a_report_is_text_and_plain_data() -> None:
     report = audit(planted_steps.ReadsItem, params())
     _, number = line(planted_steps.ReadsItem)
     text = str(report).splitlines()
-    assert text[0].startswith("ReadsItem: 4 kernels for 6 parameters, 1 synchronizations, ")
+    assert text[0].startswith("ReadsItem: 4 kernels for 6 parameters, 1 synchronization, ")
     assert text[1:3] == [
         "Lines that synchronize with the GPU:",
         f"  tests/audit/planted_steps.py:{number}: copies a value to the CPU "

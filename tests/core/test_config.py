@@ -315,6 +315,18 @@ def test_a_class_that_is_defined_twice_is_the_latest():
     assert type(Chain.from_config([("Twice", {"factor": 1.0})])[0]) is second
 
 
+def test_a_class_whose_name_leads_to_a_class_defined_elsewhere_has_no_config():
+    """Otherwise the config would restore the other class without an error."""
+    first = Fixed(2.0)
+    inside = AdaptiveClip(first, warmup=None, warmup_steps=0)
+    type("Fixed", (Criterion,), {"__module__": "another.module"})
+    with pytest.raises(TypeError, match=r"two classes Fixed, one in another\.module and one in "):
+        Chain(inside).to_config()
+    own = type("ClipNorm", (Scale,), {})
+    with pytest.raises(TypeError, match=r"two classes ClipNorm, one in torchzero_clip\.modules"):
+        Chain(own(2.0)).to_config()
+
+
 def test_a_subclass_of_chain_survives():
     class Preset(Chain):
         """Two links."""

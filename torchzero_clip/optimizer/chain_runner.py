@@ -19,6 +19,7 @@ from torchzero_clip.core.engine import Engine, Records
 from torchzero_clip.core.gradients import GradPlace, Where
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.planning import planned
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.core.step import Step, one_number
 from torchzero_clip.core.torch_private import untraced
 from torchzero_clip.core.transform import Transform
@@ -348,7 +349,7 @@ class ChainRunner(Optimizer):
         lines = [f"{type(self).__name__}({', '.join([*map(repr, self.chain), *changed])})"]
         for i, group in enumerate(self.param_groups):
             shown = {key: value for key, value in group.items() if key not in RESERVED}
-            lines.append(f"  group {i}: {len(group['params'])} parameters, {shown}")
+            lines.append(f"  group {i}: {counted(len(group['params']), 'parameter')}, {shown}")
         return "\n".join(lines)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -35,7 +35,8 @@ def sgd(
         Sutskever, Martens, Dahl, Hinton, "On the importance of initialization and momentum in deep
         learning", ICML 2013; torch.optim.SGD.
     """
-    summed = [Momentum(momentum, nesterov, dampening)] if momentum else []
+    running_sum = Momentum(momentum, nesterov, dampening)  # checks the arguments in any case
+    summed = [running_sum] if momentum else []
     return Chain(WeightDecay(weight_decay), *summed, LR(lr))
 
 

@@ -424,6 +424,8 @@ def shampoo(
     `precondition_frequency`, which is 1 by default. Until the first renewal, the authors' code
     takes the step of Adam. Here, the first step already has eigenvectors. The authors' code cuts
     sides longer than `max_preconditioner_dim` into blocks. Here, such sides are not preconditioned.
+    The authors' code also preconditions vectors. Here, a vector moves along its gradient, without
+    momentum, by the norm of Adam's step. Give vectors to `Adam`, with `Partition`.
 
     Reference:
         Shi et al., "A distributed data-parallel PyTorch implementation of the distributed Shampoo

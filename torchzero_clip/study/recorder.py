@@ -15,6 +15,7 @@ from typing_extensions import Self
 
 from torchzero_clip.attach import Attached
 from torchzero_clip.core.division import UnitIds
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.optimizer.chain_runner import ChainRunner
 from torchzero_clip.optimizer.metrics import units_of
 from torchzero_clip.study.live_file import LiveFile
@@ -295,7 +296,7 @@ class Recorder:
         self._fit()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._step} steps, capacity={self.capacity})"
+        return f"{type(self).__name__}({counted(self._step, 'step')}, capacity={self.capacity})"
 
 
 def number(name: str, value: Any) -> float | Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torchzero_clip.core import NormRule, from_config
 from torchzero_clip.core.description import Description
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.study.simulating import Simulation, simulate
 from torchzero_clip.study.trace import Trace
 
@@ -44,11 +45,11 @@ def command(argv: Sequence[str]) -> Iterator[str]:
     except (OSError, TypeError, ValueError) as error:
         parser.error(str(error))
     per_row = f" (the largest of every {trace.stride} steps)" if trace.stride > 1 else ""
-    norms = "1 norm" if len(trace.names) == 1 else f"{len(trace.names)} norms"
+    norms = counted(len(trace.names), "norm")
     middle = f"the median of the total norm is {trace.median:.4g}"
     if not trace.total.isfinite().any():
         middle = "all norms are NaN or infinite, so no rule can be simulated"
-    yield f"{len(trace)} steps with {norms}{per_row}; {middle}"
+    yield f"{counted(len(trace), 'step')} with {norms}{per_row}; {middle}"
     yield from table(simulation)
     try:
         simulation.plot(options.out)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.floats import GUARD
 from torchzero_clip.study.logs import Log, norms_of, read
 from torchzero_clip.study.recorder import Recorder
@@ -89,7 +90,7 @@ class Trace:
         return len(self.norms)
 
     def __repr__(self) -> str:
-        return f"Trace({len(self)} steps, {len(self.names)} units)"
+        return f"Trace({counted(len(self), 'step')}, {counted(len(self.names), 'unit')})"
 
     @property
     def total(self) -> Tensor:
