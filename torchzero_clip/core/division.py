@@ -338,10 +338,12 @@ class UnitIds:
 def _names_of_groups(groups: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the "name" of each group, or its index if it has no name that differs from others."""
     given = [group.get("name") for group in groups]
-    names = []
+    names: list[str] = []
     for g, name in enumerate(given):
-        is_unique = isinstance(name, str) and given.count(name) == 1
-        names.append(name if is_unique else f"group {g}")
+        if isinstance(name, str) and given.count(name) == 1:
+            names.append(name)
+        else:
+            names.append(f"group {g}")
     return names
 
 
