@@ -13,7 +13,7 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.traits import Smoothing
 from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer.chain_runner import ChainRunner
-from torchzero_clip.optimizer.checkpoint import check_form
+from torchzero_clip.optimizer.checkpoint import check_form, check_order
 from torchzero_clip.optimizer.state_layout import is_links
 
 
@@ -53,6 +53,8 @@ def take_over(
     if not isinstance(optimizer, ChainRunner):
         raise TypeError(f"take_over: optimizer must be a Modular, got {optimizer!r}")
     check_form(state_dict, optimizer.param_groups)
+    for g in range(len(optimizer.param_groups)):
+        check_order(g, state_dict["param_groups"], optimizer.param_groups)
     adopter = None if link is None else _link_at(optimizer, link)
     optimizer.init_state()
     merged = optimizer.state_dict()
