@@ -127,7 +127,8 @@ class ChainRunner(Optimizer):
     def _given(self, loss: Any) -> Step:
         """Return the next step. Its loss is the reported loss, or else the closure's loss."""
         if not (self._seen_dtypes or torch.compiler.is_compiling() or has_rate(self.param_groups)):
-            self._make_state(self.place.of)  # a first step at a rate of 0 must make all state
+            # a first step at a rate of 0 must make all state
+            self._make_state(self.place.of, "step()")
         own_loss = None if loss is None else one_number(loss)
         return self._begin("step()", self._reported.pop("loss", own_loss))
 
@@ -285,11 +286,11 @@ class ChainRunner(Optimizer):
         counters. After this method it needs no fake step. If a rule keeps state of sharded
         matrices, all ranks must call this method.
         """
-        self._make_state(lambda p: p if p.requires_grad else None)
+        self._make_state(lambda p: p if p.requires_grad else None, "init_state()")
 
-    def _make_state(self, gradient: Callable[[Tensor], Tensor | None]) -> None:
+    def _make_state(self, gradient: Callable[[Tensor], Tensor | None], caller: str) -> None:
         """Create the state of all parameters for which `gradient` returns a tensor."""
-        with self._begin() as step:
+        with self._begin(caller) as step:
             prepare(in_buckets(step, gradient), self.links)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
