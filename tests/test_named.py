@@ -270,3 +270,8 @@ def test_an_unknown_argument_gets_those_that_there_are() -> None:
         match="'lion' has no argument 'momentum'; its arguments are lr, betas, weight_decay",
     ):
         named("lion", momentum=0.9)
+
+
+def test_sgd_with_nesterov_needs_a_momentum_as_in_torch() -> None:
+    with pytest.raises(ValueError, match="sgd: nesterov=True needs a momentum above 0"):
+        named("sgd", nesterov=True)
