@@ -18,12 +18,15 @@ from torchzero_clip.core.argument_values import is_row
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.names import hint
 
+LIBRARY = __name__.partition(".")[0]
+"""The first part of the module names of this library."""
+
 
 def to_config(value: Any) -> Any:
     """Return plain data for a description, or for the value of an argument."""
     if isinstance(value, Description):
         return _config_of(value)
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and value.numel() == 1:
         return to_config(value.item())
     if isinstance(value, float) and not math.isfinite(value):
         return {"number": str(value)}
@@ -47,6 +50,7 @@ def _config_of(description: Description) -> Any:
     arguments = {name: to_config(arg) for name, arg in description.arguments().items()}
     links = getattr(description, "links", None)
     if links is None:
+        _check_name(type(description))
         return {"type": kind, **arguments}
     configs = [to_config(link) for link in links]
     parameters = inspect.signature(type(description)).parameters.values()
@@ -55,6 +59,19 @@ def _config_of(description: Description) -> Any:
     if kind == "Chain" and configs and not arguments:  # an empty list reads as an empty tuple
         return configs
     return {"type": kind, "links": configs, **arguments}
+
+
+def _check_name(cls: type[Description]) -> None:
+    """Raise an error if a class of the user has the name of a class of the library.
+
+    `from_config` would make an object of the library's class.
+    """
+    known = Description.registry[cls.__name__]
+    if known is not cls and known.__module__.startswith(LIBRARY):
+        raise TypeError(
+            f"{cls.__name__}: a config contains only the name of a class, and this library has a "
+            "class of this name: choose a different name for your class"
+        )
 
 
 def from_config(config: Any) -> Any:
