@@ -312,7 +312,8 @@ def number(name: str, value: Any) -> float | Tensor:
             kind = f"{value.dtype}, {value.layout}"
             raise TypeError(f"{wanted} that can be converted to float, got {name} of {kind}")
         return value.detach().reshape(()).clone()
-    if not isinstance(value, Real):  # NumPy's numbers are Real as well
+    is_number = isinstance(value, Real)  # NumPy's numbers are Real as well
+    if not is_number:
         raise TypeError(f"{wanted}, got {name}={value!r}")
     try:
         return float(value)
