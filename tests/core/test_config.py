@@ -248,6 +248,19 @@ def test_an_object_that_json_cannot_hold_is_an_error():
         Chain(Odd(thing=object())).to_config()
 
 
+def test_a_tensor_with_several_elements_is_not_in_a_config_but_has_a_repr():
+    odd = Odd(thing=torch.tensor([1.0, 2.0]))
+    assert repr(odd) == "Odd(thing=tensor([1., 2.]))"
+    with pytest.raises(TypeError, match=r"a config may contain only .*, got tensor\(\[1., 2.\]\)"):
+        Chain(odd).to_config()
+
+
+f test_a_class_with_the_name_of_a_rule_of_the_library_is_an_error():
+    own = type("ClipNorm", (Odd,), {})
+    with pytest.raises(TypeError, match=r"ClipNorm: .* choose a different name for your class"):
+        Chain(own()).to_config()
+
+
 def test_functions_of_torch_survive():
     config = Chain(Lambda(torch.tanh), Lambda(torch.nn.functional.relu)).to_config()
     again = Chain.from_config(through_json(config))

@@ -23,7 +23,7 @@ def to_config(value: Any) -> Any:
     """Return plain data for a description, or for the value of an argument."""
     if isinstance(value, Description):
         return _config_of(value)
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and value.numel() == 1:
         return to_config(value.item())
     if isinstance(value, float) and not math.isfinite(value):
         return {"number": str(value)}

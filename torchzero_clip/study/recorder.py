@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import weakref
 from collections.abc import Callable, Mapping
+from numbers import Real
 from os import PathLike
 from typing import Any
 
@@ -312,7 +313,8 @@ def number(name: str, value: Any) -> float | Tensor:
             kind = f"{value.dtype}, {value.layout}"
             raise TypeError(f"{wanted} that can be converted to float, got {name} of {kind}")
         return value.detach().reshape(()).clone()
-    if not isinstance(value, (int, float)):
+    is_number = isinstance(value, Real)  # NumPy's numbers are Real as well
+    if not is_number:
         raise TypeError(f"{wanted}, got {name}={value!r}")
     try:
         return float(value)
