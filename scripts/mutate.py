@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
+from scripts.detection import changed  # noqa: E402
 from tests.identities.identity import Identity, apart, load  # noqa: E402
 
 PACKAGE = ROOT / "torchzero_clip"
@@ -88,17 +89,18 @@ class Mutation:
 def changes(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     """Other nodes for this one, each with a word about it."""
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        yield "another operator", replaced(node, op=OPERATORS[type(node.op)]())
+        yield "another operator", changed(node, op=OPERATORS[type(node.op)]())
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         yield "without its sign", node.operand
     if isinstance(node, ast.Compare) and type(node.ops[0]) in OPERATORS:
-        yield "the other way round", replaced(node, ops=[OPERATORS[type(node.ops[0])]()])
+        first = OPERATORS[type(node.ops[0])]()
+        yield "the other way round", changed(node, ops=[first, *node.ops[1:]])
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         yield "one more", ast.Constant(node.value + 1)
     if isinstance(node, (ast.If, ast.IfExp)):
-        yield "the other branch", replaced(node, test=ast.UnaryOp(ast.Not(), node.test))
+        yield "the other branch", changed(node, test=ast.UnaryOp(ast.Not(), node.test))
     if isinstance(node, ast.Tuple) and isinstance(node.ctx, ast.Store) and len(node.elts) == 2:
-        yield "in the other order", replaced(node, elts=node.elts[::-1])
+        yield "in the other order", changed(node, elts=node.elts[::-1])
     if isinstance(node, ast.Call):
         yield from changed_calls(node)
 
@@ -108,24 +110,24 @@ def changed_calls(node: ast.Call) -> Iterator[tuple[str, ast.AST]]:
     for i, keyword in enumerate(node.keywords):
         if keyword.arg in ("alpha", "value", "min", "max"):
             fewer = node.keywords[:i] + node.keywords[i + 1 :]
-            yield f"without {keyword.arg}", replaced(node, keywords=fewer)
+            yield f"without {keyword.arg}", changed(node, keywords=fewer)
     if name == "where" and len(node.args) == 3:
-        yield "branches exchanged", replaced(node, args=[node.args[0], *node.args[:0:-1]])
+        yield "branches exchanged", changed(node, args=[node.args[0], *node.args[:0:-1]])
     if name == "Chain":
         for i in range(len(node.args)):
             fewer = node.args[:i] + node.args[i + 1 :]
-            yield f"without {ast.unparse(node.args[i])}", replaced(node, args=fewer)
+            yield f"without {ast.unparse(node.args[i])}", changed(node, args=fewer)
         for i in range(len(node.args) - 1):
             turned = [*node.args[:i], node.args[i + 1], node.args[i], *node.args[i + 2 :]]
-            yield f"link {i + 1} after the next", replaced(node, args=turned)
+            yield f"link {i + 1} after the next", changed(node, args=turned)
     if isinstance(node.func, ast.Attribute) and not called_on_name(node.func, "torch", "math"):
         if name in INVERSE:
-            yield "the inverse", replaced(node, func=replaced(node.func, attr=INVERSE[name]))
+            yield "the inverse", changed(node, func=changed(node.func, attr=INVERSE[name]))
         if name not in KEPT and not called_on_name(node.func, "self") and arithmetic(node.func):
             yield "not called", node.func.value
     if name.startswith("lerp") and len(node.args) == 2:
         rest = ast.BinOp(ast.Constant(1), ast.Sub(), node.args[1])
-        yield "the other weight", replaced(node, args=[node.args[0], rest])
+        yield "the other weight", changed(node, args=[node.args[0], rest])
 
 
 def called_on_name(function: ast.Attribute, *names: str) -> bool:
@@ -135,13 +137,6 @@ def called_on_name(function: ast.Attribute, *names: str) -> bool:
 def arithmetic(function: ast.Attribute) -> bool:
     """Whether a method is one of tensors: all others lead to errors, which prove nothing."""
     return hasattr(torch.Tensor, function.attr)
-
-
-def replaced(node: Any, **fields: Any) -> Any:
-    new = copy.copy(node)
-    for name, value in fields.items():
-        setattr(new, name, value)
-    return new
 
 
 class Change(ast.NodeTransformer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from hypothesis import settings
 
 from tests import day, helpers
+from torchzero_clip.core.description import Description
 
 torch.set_num_threads(1)  # xdist brings the parallelism
 gc.disable()  # until tests are collected: nothing of them is garbage
@@ -84,6 +86,18 @@ def frozen() -> None:
 def seed() -> None:
     """Every test draws the same numbers, whatever ran before it."""
     helpers.seed()
+
+
+@pytest.fixture(autouse=True)
+def registry() -> Iterator[None]:
+    """Let the names in configs lead to the same classes after a test.
+
+    A class that a test defines replaces other classes of its name in the registry, such as classes
+    of other test files.
+    """
+    known = dict(Description.registry)
+    yield
+    Description.registry.update(known)
 
 
 @pytest.fixture

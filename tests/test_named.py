@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchzero_clip import LR, Chain, Modular, TrustRatio, named
+from torchzero_clip import LR, Chain, Modular, NormRule, TrustRatio, named
 from torchzero_clip.published import NAMES
 from torchzero_clip.published.name import SETTINGS
 
@@ -53,6 +53,26 @@ def test_an_option_is_one_key_or_told_to_be_ambiguous(name: str) -> None:
                     trained(named(name), **how)
             else:
                 assert torch.equal(trained(named(name), **how), given), how
+
+
+@each
+def test_a_method_of_matrices_has_a_layout_unless_it_also_measures_whole_parameters(
+    name: str,
+) -> None:
+    """With a layout, a fused weight moves as its separate weights do. These norms prevent that."""
+    opt = Modular([("0", torch.nn.Parameter(torch.ones(2, 2)))], named(name))
+    rules = [link.transform for link in opt.keys.links if link.transforms]
+    if not any(["layout" in type(rule).__dataclass_fields__ for rule in rules]):
+        return
+    whole = {
+        type(rule).__name__
+        for rule in rules
+        if isinstance(rule, NormRule) and type(rule).grid is NormRule.grid
+    }
+    assert ("layout" in inspect.signature(NAMES[name]).parameters) == (not whole)
+    text = " ".join((inspect.getdoc(NAMES[name]) or "").split())
+    for rule in whole:
+        assert f"`{rule}`" in text.partition("There is no `layout`, because")[2]
 
 
 def trained(chain: Chain, group: Any = (), live: Any = ()) -> torch.Tensor:
@@ -250,3 +270,8 @@ def test_an_unknown_argument_gets_those_that_there_are() -> None:
         match="'lion' has no argument 'momentum'; its arguments are lr, betas, weight_decay",
     ):
         named("lion", momentum=0.9)
+
+
+def test_sgd_with_nesterov_needs_a_momentum_as_in_torch() -> None:
+    with pytest.raises(ValueError, match="sgd: nesterov=True needs a momentum above 0"):
+        named("sgd", nesterov=True)

@@ -137,7 +137,7 @@ def test_what_is_off_asks_for_nothing():
             {"foreach": True},
             r"Clipped: there is no argument 'foreach', got True; the arguments are \[",
         ),
-        ({"lr": -1.0}, "LR: lr must be a number of at least 0, got -1.0"),
+        ({"lr": -1.0}, "LR: lr must be a finite number of at least 0, got -1.0"),
     ],
 )
 def test_arguments_that_make_no_sense_are_sentences(given, sentence):

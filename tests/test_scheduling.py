@@ -410,7 +410,7 @@ def test_a_value_set_by_hand_survives_saving() -> None:
 def test_the_values_of_another_number_of_groups_are_refused() -> None:
     saved = schedule(clipping(), "max_norm", lambda step: 1.0).state_dict()
     limit = schedule(two_groups(ClipNorm(1.0)), "max_norm", lambda step: 1.0)
-    with pytest.raises(ValueError, match="values of 'max_norm' for 1 parameter groups, but"):
+    with pytest.raises(ValueError, match="values of 'max_norm' for 1 parameter group, but"):
         limit.load_state_dict(saved)
 
 
@@ -450,7 +450,7 @@ def one(step: int) -> float:
             "ClipNorm: max_norm must be a number of at least 0, got -1.0",
         ),
         ("max_norm", 3.0, "must be a function of the step, .* got 3.0"),
-        ("max_norm", [one, one], "2 functions for 1 parameter groups"),
+        ("max_norm", [one, one], "2 functions for 1 parameter group:"),
         ("max_norm", None, "either value= or scheduler=, and not both"),
         ("tag", one, "tag must be a number, .* is 'encoder'"),
     ],

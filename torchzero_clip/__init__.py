@@ -31,6 +31,7 @@ from torchzero_clip.core.bounds import (
     NonNegative,
     Positive,
     Share,
+    Threshold,
     Whole,
     Within,
 )
@@ -90,6 +91,7 @@ __all__ = [
     "State",
     "TensorList",
     "TensorwiseTransform",
+    "Threshold",
     "Trace",
     "Transform",
     "UnitState",

@@ -26,6 +26,7 @@ from torchzero_clip.core import (
     in_buckets,
     norms,
 )
+from torchzero_clip.core.bounds import NonNegative, Threshold
 from torchzero_clip.core.chain import refuse_complex
 from torchzero_clip.core.cohort import Roster
 from torchzero_clip.core.decision import Cells, Decision, decide
@@ -209,8 +210,8 @@ def clip_grad_percentile_(
 class _Between(NormRule):
     """u ← u · min(max(‖u‖, min_norm), max_norm) / ‖u‖"""
 
-    min_norm: Live[float | None]
-    max_norm: Live[float | None]
+    min_norm: Live[NonNegative | None]
+    max_norm: Live[Threshold | None]
     ord: Ord = 2
     dim: Scope = None
     inverse_dims: bool = False
@@ -221,11 +222,6 @@ class _Between(NormRule):
     @property
     def sets_norm(self) -> bool:  # type: ignore[override]
         return self.min_norm is not None
-
-    def check(self) -> None:
-        super().check()
-        self.require("min_norm", at_least=0, optional=True)
-        self.require("max_norm", at_least=0, optional=True)
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:
         low = group["min_norm"]

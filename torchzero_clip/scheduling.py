@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from torchzero_clip.core.argument_values import is_row
 from torchzero_clip.core.description import RESERVED
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer.chain_runner import ChainRunner
 from torchzero_clip.optimizer.keys import WELL_KNOWN, nearest
@@ -140,8 +141,8 @@ class Schedule:
         current = self._read()
         if len(values) != len(current):
             raise ValueError(
-                f"schedule: the checkpoint has values of {self.key!r} for {len(values)} parameter "
-                f"groups, but the optimizer has {len(current)} groups"
+                f"schedule: the checkpoint has values of {self.key!r} for "
+                f"{counted(len(values), 'parameter group')}, but the optimizer has {len(current)}"
             )
         self._scheduler.load_state_dict(state_dict["scheduler"])
         pairs = zip(current, values, strict=True)
@@ -217,7 +218,8 @@ class _StandIn(Optimizer):
         if len(values) != len(self.param_groups):
             if not getattr(scheduler, "follows", False):
                 raise ValueError(
-                    f"schedule: the optimizer has {len(values)} parameter groups, but had "
+                    "schedule: the optimizer has "
+                    f"{counted(len(values), 'parameter group')}, but had "
                     f"{len(self.param_groups)} when the schedule was created: create a new "
                     "schedule, or pass one function instead of a list of functions"
                 )
@@ -247,8 +249,9 @@ class _FunctionScheduler:
             )
         if not self.follows and len(self.functions) != len(self.groups):
             raise ValueError(
-                f"schedule: got {len(self.functions)} functions for {len(self.groups)} parameter "
-                "groups: pass one function for each group, or a single function for all groups"
+                f"schedule: got {counted(len(self.functions), 'function')} for "
+                f"{counted(len(self.groups), 'parameter group')}: pass one function for each "
+                "group, or a single function for all groups"
             )
         is_rate = key.rpartition("/")[2] in ("lr", "weight_decay")
         self.first_rates = [group["lr"] for group in self.groups] if is_rate else []

@@ -129,7 +129,7 @@ def test_a_report_is_a_table_and_plain_data(forks: None) -> None:
     assert not report.right
     assert json.loads(json.dumps(report.as_dict()))["cases"][1]["right"] is False
     first, head, good, bad = str(report).splitlines()
-    assert first == "torch.nn.utils.clip_grad:clip_grad_norm_: 1 of 2 cases are right"
+    assert first == "torch.nn.utils.clip_grad:clip_grad_norm_: right in 1 of 2 cases"
     assert head.split() == ["expected", "found", "memory"]
     assert good.split() == ["✓", "whole", "15.792", "15.792"]
     assert bad.endswith("inf times the right norm: squares overflow in float32")
@@ -140,7 +140,7 @@ def test_the_command_prints_the_table_and_ends_with_what_was_found(
 ) -> None:
     name = "torch.nn.utils:clip_grad_norm_"
     main(["audit-clip", name, "--case", "whole"])
-    assert "1 of 1 cases are right" in capsys.readouterr().out
+    assert "right in 1 of 1 case" in capsys.readouterr().out
     with pytest.raises(SystemExit) as ended:
         main(["audit-clip", name, "--case", "entries of 1e30", "--json"])
     assert ended.value.code == 1

@@ -140,7 +140,7 @@ def test_a_report_is_text_and_plain_data() -> None:
     report = audit(planted_steps.ReadsItem, params())
     _, number = line(planted_steps.ReadsItem)
     text = str(report).splitlines()
-    assert text[0].startswith("ReadsItem: 4 kernels for 6 parameters, 1 synchronizations, ")
+    assert text[0].startswith("ReadsItem: 4 kernels for 6 parameters, 1 synchronization, ")
     assert text[1:3] == [
         "Lines that synchronize with the GPU:",
         f"  tests/audit/planted_steps.py:{number}: copies a value to the CPU "
@@ -303,7 +303,9 @@ def test_a_function_without_arguments_brings_its_parameters(
     assert "for 2 parameters" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["tests.audit.test_step:params", "nowhere:x", "torch:nothing"])
+@pytest.mark.parametrize(
+    "name", ["tests.audit.test_step:params", "nowhere:x", "torch:nothing", "nowhere.py:make"]
+)
 def test_what_the_command_cannot_try_is_a_sentence(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -311,6 +313,13 @@ def test_what_the_command_cannot_try_is_a_sentence(
         main(["audit", name])
     assert ended.value.code == 2
     assert "audit: error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shape", ["3,4", "x", "-1"])
+def test_a_shape_that_is_none_is_a_sentence(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["audit", "examples/slow_clip.py:make", f"--shape={shape}"])
+    assert f"--shape must be sizes such as 512x128, got '{shape}'" in capsys.readouterr().err
 
 
 def test_the_page_shows_what_the_command_prints(

@@ -17,12 +17,14 @@ from torchzero_clip import LR, Adam, ClipNorm, Modular, Warmup
 from torchzero_clip.core import Live, Transform
 from torchzero_clip.core.annotation import Allowed, kind_of, read
 from torchzero_clip.core.bounds import (
+    AtLeastOne,
     Count,
     Finite,
     Fraction,
     NonNegative,
     Positive,
     Share,
+    Threshold,
     Whole,
     Within,
 )
@@ -73,7 +75,7 @@ def test_live_inside_another_type_is_a_sentence(hint: Any) -> None:
         (Literal["a"] | None, Allowed(optional=True, choices=(None, "a"))),
         (Literal["a"] | int, None),
         (Live[Share], Allowed(float, bounds=Within(at_least=0, below=1))),
-        (Live[Positive | None], Allowed(float, True, Within(above=0))),
+        (Live[Positive | None], Allowed(float, True, Within(above=0, below=math.inf))),
         (Count, Allowed(int, bounds=Within(at_least=1))),
         (Annotated[int, Within(at_least=2)], Allowed(int, bounds=Within(at_least=2))),
         (Live[tuple[Share, Share]], Allowed(float, False, Within(at_least=0, below=1), 2)),
@@ -142,6 +144,10 @@ class Bounded(Transform):
     odd: Annotated[int, Within(above=2)] = 3
     whole: Live[Finite] = 1.0
     bounded: Live[Annotated[float, Within(at_least=0, below=math.inf)]] = 1.0
+    below: Live[Annotated[float, Within(below=math.inf)]] = 1.0
+    most: Live[Annotated[float, Within(above=-math.inf, at_most=1)]] = 1.0
+    limit: Live[Threshold] = math.inf
+    growth: Live[AtLeastOne] = math.inf
     how: Literal["up", "down"] | None = None
     fn: Callable[[float], float] = math.sqrt
     other: Callable[[float], float] | None = None
@@ -162,18 +168,29 @@ class Bounded(Transform):
         ("fn", 2.0, "fn must be a function, got 2.0"),
         ("other", "sqrt", "other must be a function or None, got 'sqrt'"),
         ("part", 1.1, "part must be a number of at least 0 and at most 1, got 1.1"),
-        ("size", 0, "size must be a number above 0 or None, got 0"),
-        ("pair", (0.1,), r"pair must be 2 numbers, each of at least 0, got (0.1,)"),
-        ("pair", 0.1, "pair must be 2 numbers, each of at least 0, got 0.1"),
-        ("pair", (0.1, -1.0), "pair must be 2 numbers, each of at least 0, got (0.1, -1.0)"),
+        ("size", 0, "size must be a finite number above 0 or None, got 0"),
+        ("pair", (0.1,), r"pair must be 2 finite numbers, each of at least 0, got (0.1,)"),
+        ("pair", 0.1, "pair must be 2 finite numbers, each of at least 0, got 0.1"),
+        ("pair", (0.1, -1.0), "pair must be 2 finite numbers, each of at least 0, got (0.1, -1.0)"),
         ("every", 0, "every must be an integer of at least 1, got 0"),
         ("every", 1.5, "every must be an integer of at least 1, got 1.5"),
         ("later", -1, "later must be an integer of at least 0, got -1"),
         ("odd", 2, "odd must be an integer above 2, got 2"),
-        ("whole", math.inf, "whole must be a number above -inf and below inf, got inf"),
-        ("whole", -math.inf, "whole must be a number above -inf and below inf, got -inf"),
-        ("whole", math.nan, "whole must be a number above -inf and below inf, got nan"),
-        ("bounded", math.inf, "bounded must be a number of at least 0 and below inf, got inf"),
+        ("whole", math.inf, "whole must be a finite number, got inf"),
+        ("whole", -math.inf, "whole must be a finite number, got -inf"),
+        ("whole", math.nan, "whole must be a finite number, got nan"),
+        ("size", math.inf, "size must be a finite number above 0 or None, got inf"),
+        (
+            "pair",
+            (0.1, math.inf),
+            "pair must be 2 finite numbers, each of at least 0, got (0.1, inf)",
+        ),
+        ("below", math.inf, "below must be a number below inf, got inf"),
+        ("most", -math.inf, "most must be a finite number of at most 1, got -inf"),
+        ("limit", math.nan, "limit must be a number of at least 0, got nan"),
+        ("limit", -math.inf, "limit must be a number of at least 0, got -inf"),
+        ("growth", math.nan, "growth must be a number of at least 1, got nan"),
+        ("bounded", math.inf, "bounded must be a finite number of at least 0, got inf"),
         ("how", "left", "how must be one of [None, 'up', 'down'], got 'left'"),
     ],
 )
@@ -245,7 +262,9 @@ def test_a_check_of_two_arguments_sees_them_within_their_bounds() -> None:
             if self.low > self.high:
                 raise ValueError(f"low must be at most high, got {self.low} and {self.high}")
 
-    with pytest.raises(TypeError, match="Ordered: low must be a number of at least 0, got 'a'"):
+    with pytest.raises(
+        TypeError, match="Ordered: low must be a finite number of at least 0, got 'a'"
+    ):
         Ordered("a")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="low must be at most high"):
         Ordered(2.0)
@@ -257,7 +276,7 @@ def test_a_check_of_two_arguments_sees_them_within_their_bounds() -> None:
 @at_once(
     "make, words",
     [
-        (LR, "LR: lr must be a number of at least 0, got {x}"),
+        (LR, "LR: lr must be a finite number of at least 0, got {x}"),
         (lambda x: Adam((0.9, x)), "Adam: betas must be 2 numbers.*, got \\(0.9, {x}\\)"),
         (Warmup, "Warmup: steps must be an integer of at least 1, got {x}"),
         (lambda x: ClipNorm(1.0, ord=x), "ClipNorm: ord must be a number of at least 0.*, got {x}"),
@@ -275,7 +294,7 @@ def test_an_integer_that_no_number_of_torch_can_hold_is_refused_by_name(
 
 def test_a_large_integer_is_refused_in_groups_too() -> None:
     p = Parameter(torch.ones(2))
-    words = "LR: lr must be a number of at least 0, got an integer of 1329 bits"
+    words = "LR: lr must be a finite number of at least 0, got an integer of 1329 bits"
     with pytest.raises(ValueError, match=words):
         Modular([{"params": [p], "lr": 10**400}], LR(0.1))
     opt = Modular([p], LR(0.1))
@@ -288,7 +307,7 @@ def test_a_large_integer_is_refused_in_groups_too() -> None:
 
 def test_what_a_float_can_hold_is_taken() -> None:
     assert LR(10**300).lr == 10**300
-    with pytest.raises(TypeError, match="LR: lr must be a number of at least 0"):
+    with pytest.raises(TypeError, match="LR: lr must be a finite number of at least 0"):
         LR(fractions.Fraction(10**400))
     with pytest.raises(ValueError, match=r"got a negative integer of 1329 bits$"):
         LR(-(10**400))

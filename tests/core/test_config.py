@@ -248,6 +248,13 @@ def test_an_object_that_json_cannot_hold_is_an_error():
         Chain(Odd(thing=object())).to_config()
 
 
+def test_a_tensor_with_several_elements_is_not_in_a_config_but_has_a_repr():
+    odd = Odd(thing=torch.tensor([1.0, 2.0]))
+    assert repr(odd) == "Odd(thing=tensor([1., 2.]))"
+    with pytest.raises(TypeError, match=r"a config may contain only .*, got tensor\(\[1., 2.\]\)"):
+        Chain(odd).to_config()
+
+
 def test_functions_of_torch_survive():
     config = Chain(Lambda(torch.tanh), Lambda(torch.nn.functional.relu)).to_config()
     again = Chain.from_config(through_json(config))
@@ -313,6 +320,18 @@ def test_a_class_that_is_defined_twice_is_the_latest():
     second = type("Twice", (Scale,), {})
     assert first is not second
     assert type(Chain.from_config([("Twice", {"factor": 1.0})])[0]) is second
+
+
+def test_a_class_whose_name_leads_to_a_class_defined_elsewhere_has_no_config():
+    """Otherwise the config would restore the other class without an error."""
+    first = Fixed(2.0)
+    inside = AdaptiveClip(first, warmup=None, warmup_steps=0)
+    type("Fixed", (Criterion,), {"__module__": "another.module"})
+    with pytest.raises(TypeError, match=r"two classes Fixed, one in another\.module and one in "):
+        Chain(inside).to_config()
+    own = type("ClipNorm", (Scale,), {})
+    with pytest.raises(TypeError, match=r"two classes ClipNorm, one in torchzero_clip\.modules"):
+        Chain(own(2.0)).to_config()
 
 
 def test_a_subclass_of_chain_survives():

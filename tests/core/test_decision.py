@@ -89,6 +89,7 @@ def test_without_memory_nothing_is_remembered() -> None:
     ("made", "error", "words"),
     [
         (None, TypeError, "observe must return a dict, got None"),
+        ({"after": 1.0}, TypeError, "observe must return tensors, got 1.0 for 'after'"),
         (
             {"other": NORMS},
             KeyError,

@@ -89,12 +89,16 @@ def test_layers_need_names_and_are_named_by_all_but_the_last_dot() -> None:
 
 
 def test_units_have_the_names_of_what_they_are() -> None:
-    groups = [{"param_names": NAMES[:2]}, {"param_names": NAMES[2:]}]
+    groups: list[dict[str, Any]] = [{"param_names": NAMES[:2]}, {"param_names": NAMES[2:]}]
 
     def names(scope: Any) -> list[str]:
         return list(Division(cohorts(), scope, rows, "Rule").ids(groups).names().values())
 
     assert names(None) == NAMES
+    assert names("group") == ["group 0", "group 1"]
+    groups[0]["name"] = "decayed"
+    assert names("group") == names("global") == ["decayed", "group 1"]
+    groups[1]["name"] = "decayed"
     assert names("group") == ["group 0", "group 1"]
     assert names("layer") == ["head", "body"]
     assert names([1]) == ["head.weight[0]", "head.weight[1]", "body.bias[0]", "head.bias[0]"]

@@ -29,7 +29,7 @@ def lists(seed: int = 0, dtype: torch.dtype = torch.float32) -> list[torch.Tenso
 
 
 def test_a_vector_of_another_length_is_a_sentence() -> None:
-    words = r"one element for each of the 5 tensors .* got shape \(2,\)"
+    words = r"one element per tensor of the TensorList, here 5, got shape \(2,\)"
     with pytest.raises(ValueError, match=words):
         operand(torch.ones(2), lists())
 

@@ -372,7 +372,9 @@ def test_a_vector_has_a_number_for_each_tensor(way: str) -> None:
     for length in (1, 3):
         made(way, params, Doubled(length)).step()
     close([p.data for p in params], [torch.tensor([-4.0])] * 3)
-    with pytest.raises(ValueError, match=r"one element for each of the 3 tensors .* shape \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"one element per tensor of the TensorList, here 3, got shape \(2,\)"
+    ):
         made(way, params, Doubled(2)).step()
 
 

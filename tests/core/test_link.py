@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from torchzero_clip import Adam, Chain, ClipNorm, Masked, Modular, Momentum, Scale, WeightDecay
+from torchzero_clip import (
+    Adam,
+    Chain,
+    ClipNorm,
+    Masked,
+    Modular,
+    Momentum,
+    Scale,
+    Transform,
+    WeightDecay,
+    zeros_like_state,
+)
 from torchzero_clip.core.chain import bind
 
 
@@ -47,6 +60,16 @@ def test_state_that_is_shaped_like_a_parameter_is_told_from_numbers() -> None:
             "exp_avg": True,
             "exp_avg_sq": True,
         }
+
+
+def test_an_init_without_a_return_is_an_error() -> None:
+    class Forgets(Transform):
+        def init(self, param: torch.Tensor) -> Any:
+            zeros_like_state(param)
+
+    (link,) = bind(Chain(Forgets()))
+    with pytest.raises(TypeError, match=r"Forgets\.init must return a dict, got None"):
+        link.state_names(torch.zeros(2))
 
 
 def test_narrow_state_is_what_is_shaped_and_of_float32() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from tests.helpers import at_once
@@ -41,6 +42,12 @@ def test_a_value_keeps_its_dtype_unless_one_is_asked_for() -> None:
     p, flag = torch.ones(2), torch.tensor(True)
     assert statistic(flag, p).dtype == torch.bool
     assert statistic(2, p, torch.float64).dtype == torch.float64
+
+
+def test_a_value_that_is_neither_a_tensor_nor_a_number_is_an_error() -> None:
+    for value in ("a", [1.0], None):
+        with pytest.raises(TypeError, match="init_unit must return tensors or numbers, got"):
+            statistic(value, torch.ones(2))
 
 
 def test_numbers_share_a_vector_and_what_is_one_tensor_twice_does_not() -> None:

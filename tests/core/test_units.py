@@ -238,6 +238,6 @@ def test_a_list_that_is_not_of_the_parameters_cannot_be_measured():
         return units.measure(TensorList(params.tensors[:2]))
 
     with pytest.raises(
-        ValueError, match=r"UsesVerbs\.measure needs TensorLists .* the 3 parameters, got 2"
+        ValueError, match=r"UsesVerbs\.measure needs TensorLists .* per parameter: 3 tensors, got 2"
     ):
         after(shorter)

@@ -143,7 +143,7 @@ class ByVector(Transform):
 
 def test_a_vector_of_another_length_is_a_sentence(way: str) -> None:
     ps = [one(1.0, 1.0) for _ in range(3)]
-    with pytest.raises(ValueError, match=r"one element for each of the 3 tensors"):
+    with pytest.raises(ValueError, match=r"one element per tensor of the TensorList, here 3"):
         optimizer(way, ps, ByVector()).step()
     assert [p.item() for p in ps] == [1.0] * 3
 

@@ -16,6 +16,7 @@ from torchzero_clip import (
     ClipNormGrowth,
     Freeze,
     FusedKernel,
+    Lion,
     Masked,
     Modular,
     Momentum,
@@ -187,6 +188,60 @@ def test_a_fused_function_of_a_user_gets_its_options_as_it_gave_them():
     w.grad = torch.full((4,), 10.0)
     Modular([w], ClipNorm(1.0, dim="global"), Damped(), LR(1.0)).step()
     torch.testing.assert_close(w.data, torch.full((4,), -0.5))
+
+
+class HalfAdam(Adam):
+    """Adam, with half its update"""
+
+    def update(self, u, state, group):
+        return super().update(u, state, group).mul_(0.5)
+
+
+class HalfLR(LR):
+    """LR, with half its learning rate"""
+
+    def update(self, u, state, group):
+        return super().update(u, state, group).mul_(0.5)
+
+
+class HalfDecay(WeightDecay):
+    """WeightDecay, with half its decay"""
+
+    def update(self, u, state, group):
+        return u.add_(group["params"], alpha=0.5 * group["weight_decay"])
+
+
+class ByMean(Lion):
+    """Lion, divided by the mean of each tensor"""
+
+    def update(self, u, state, group):
+        u = super().update(u, state, group)
+        return u.map(lambda t: t / t.abs().mean())
+
+
+@pytest.mark.parametrize(
+    ("changed", "equal"),
+    [
+        ([HalfAdam(), LR(1e-2)], [Adam(), LR(5e-3)]),
+        ([Adam(), HalfLR(1e-2)], [Adam(), LR(5e-3)]),
+        ([Adam(), HalfDecay(0.2), LR(1e-2)], [Adam(), WeightDecay(0.1), LR(1e-2)]),
+    ],
+)
+def test_a_subclass_with_another_update_does_not_run_the_kernel_of_its_base(changed, equal):
+    moved = []
+    for chain in (changed, equal):
+        w = torch.nn.Parameter(torch.ones(4))
+        opt = Modular([w], *chain)
+        for _ in range(3):
+            w.grad = torch.tensor([1.0, -2.0, 3.0, 0.5])
+            opt.step()
+        moved.append(w.data)
+    torch.testing.assert_close(*moved)
+
+
+def test_a_subclass_with_another_update_is_not_elementwise_unless_it_says_so():
+    assert Lion.per_entry
+    assert not ByMean.per_entry
 
 
 def test_one_argument_switches_it_off(monkeypatch):

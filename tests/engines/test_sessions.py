@@ -397,9 +397,9 @@ def test_a_vector_of_one_entry_is_a_number(backend: Any) -> None:
 @pytest.mark.parametrize("kind", [torch.ones, lambda n: [1.0] * n])
 def test_a_vector_of_another_length_is_a_sentence(length: int, kind: Any) -> None:
     session = opened(recorded(), tensors(0), tensors(1))
-    with pytest.raises(ValueError, match=r"one element for each of the 6 tensors"):
+    with pytest.raises(ValueError, match=r"one element per tensor of the TensorList, here 6"):
         session.grads.mul(kind(length))
-    with pytest.raises(ValueError, match="one element for each of the 6 tensors"):
+    with pytest.raises(ValueError, match="one element per tensor of the TensorList, here 6"):
         session.grads.mul(torch.ones(6, 1))
 
 

@@ -197,31 +197,35 @@ def test_a_bad_argument_of_a_criterion_is_refused_in_a_sentence(cls):
 
 
 BOUNDS = {
-    "2 numbers, each above 0": "eps etas",
+    "2 finite numbers, each above 0": "eps etas",
+    "2 finite numbers, each of at least 0 or None": "eps",
     "2 numbers, each of at least 0": "bounds step_sizes",
     "2 numbers, each of at least 0 and below 1": "betas",
-    "2 numbers, each of at least 0 or None": "eps",
     "3 numbers, each of at least 0 and below 1": "betas",
-    "a number above -inf and below inf": "factor gamma",
-    "a number above 0": "clip_threshold d0 d_coef eps initial tau threshold z_thresh",
+    "a finite number": "factor gamma nan",
+    "a finite number above 0": "d0 d_coef eps initial",
+    "a finite number of at least 0": (
+        "a alpha b coefficient eps eta gamma initial_accumulator initial_accumulator_value lamb "
+        "lambd layer_scale lr lr_decay momentum norm_value r rate relative weight_decay "
+        "weight_lr_power"
+    ),
+    "a finite number of at least 0 or None": "clip_power",
+    "a finite number of at most 0": "beta2_decay",
+    "a finite number of at most 1": "dampening",
+    "a number above 0": "clip_threshold tau threshold z_thresh",
     "a number above 0 and at most 1": "exponent share",
     "a number above 0 and below 1 or None": "beta",
     "a number above 1": "r_thresh",
     "a number of at least 0": (
-        "a abs absolute alpha b clipping coefficient eps eta gamma initial_accumulator "
-        "initial_accumulator_value lamb lambd layer_scale lr lr_decay max_norm max_rms "
-        "momentum_decay norm_value r rate rel relative sigmas t0 value weight_decay "
-        "weight_lr_power zmax "
+        "abs absolute clipping max_norm max_rms momentum_decay rel sigmas t0 value zmax"
     ),
     "a number of at least 0 and at most 1": "alpha delta error precond_lr q",
     "a number of at least 0 and at most 100": "percentile",
     "a number of at least 0 and below 1": "alpha beta decay ema_decay rho theta",
     "a number of at least 0 and below 1 or None": "alpha beta beta3",
-    "a number of at least 0 or None": "add clip_power max_norm min_value",
+    "a number of at least 0 or None": "add max_norm min_value",
     "a number of at least 1": "d growth_rate",
     "a number of at least 1 or None": "max_decay max_ema_growth mul",
-    "a number of at most 0": "beta2_decay",
-    "a number of at most 1": "dampening",
     "an integer of at least 0": "max_dim patience start wait warmup warmup_steps",
     "an integer of at least 1": "every k steps window window_size",
     "an integer of at least 1 or None": "alpha_warmup beta3_warmup every max_consecutive steps",
@@ -231,7 +235,7 @@ BOUNDS = {
 """The names of arguments by the bounds that their values have."""
 DIFFERENT = {
     "alpha": {
-        "a number of at least 0": "ASGD AdEMAMix",
+        "a finite number of at least 0": "ASGD AdEMAMix",
         "a number of at least 0 and at most 1": "Lookahead QKClip",
         "a number of at least 0 and below 1": "EMAQuantile EMARatio Grokfast ZClip ZStat",
         "a number of at least 0 and below 1 or None": "RMSprop",
@@ -251,10 +255,10 @@ DIFFERENT = {
         "3 numbers, each of at least 0 and below 1": "AdEMAMix Adan CAME",
     },
     "eps": {
-        "2 numbers, each above 0": "CAME",
-        "2 numbers, each of at least 0 or None": "Adafactor",
-        "a number above 0": "ACClip ADOPT DAdaptAdam Prodigy Shampoo StableAdam",
-        "a number of at least 0": (
+        "2 finite numbers, each above 0": "CAME",
+        "2 finite numbers, each of at least 0 or None": "Adafactor",
+        "a finite number above 0": "ACClip ADOPT DAdaptAdam Prodigy Shampoo StableAdam",
+        "a finite number of at least 0": (
             "AGC AdEMAMix AdaBelief AdaGN Adadelta Adagrad Adam Adamax Adan "
             "ClipNormByEMA Kron LaProp NAdam NormalizeByEMA Orthogonalize RAdam RMSprop "
             "Standardize Yogi"
@@ -267,8 +271,8 @@ DIFFERENT = {
         "an integer of at least 1 or None": "Kron SpikeClip",
     },
     "gamma": {
-        "a number above -inf and below inf": "Noise",
-        "a number of at least 0": "Mars",
+        "a finite number": "Noise",
+        "a finite number of at least 0": "Mars",
     },
     "max_norm": {
         "a number of at least 0": ("ClipNorm ClipSpectral DeltaClip MaxNorm SkipLarge SoftClip"),

@@ -146,6 +146,10 @@ def test_ada_gn_makes_a_constant_norm_one_from_the_first_step() -> None:
     assert values(AdaGN(), *[-5.0] * 3) == about([-1.0] * 3)
 
 
+def test_ada_gn_without_memory_forgets_a_spike_at_once() -> None:
+    assert values(AdaGN((0.0, 0.0)), 1.0, 1e9, 1.0) == about([1.0] * 3)
+
+
 def test_ada_gn_with_eps_takes_in_that_the_gradient_is_small() -> None:
     assert values(AdaGN(eps=1.0), 1.0, 1.0) == about([0.5, 0.5])
 

@@ -155,7 +155,7 @@ def test_averages_in_averages_steps_and_checkpoints_inside_are_sentences(link):
             "eval": opt.eval,
             "train": opt.train,
             "a copy": lambda: copy.deepcopy(opt),
-            "a step": opt.init_state,
+            "init_state()": opt.init_state,
         }.items():
             with pytest.raises(
                 RuntimeError, match=rf"^{what}.* is not allowed in the with block of averaged\(\)"

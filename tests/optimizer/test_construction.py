@@ -26,7 +26,7 @@ def test_repr_shows_the_chain_and_the_live_values_of_each_group():
     first, *groups = repr(opt).splitlines()
     assert first == "Modular(ClipNorm(max_norm=1), LR(lr=0.1))"
     assert groups == [
-        "  group 0: 1 parameters, {'lr': 0.5, 'max_norm': 1}",
+        "  group 0: 1 parameter, {'lr': 0.5, 'max_norm': 1}",
         f"  group 1: {len(params) - 1} parameters, {{'max_norm': 1, 'lr': 0.1}}",
     ]
 

@@ -292,6 +292,23 @@ def test_the_sum_of_sgd_goes_into_no_average():
         take_over(opt, sgd.state_dict(), link="EMA")
 
 
+@pytest.mark.parametrize(
+    ("torch_class", "options", "rule", "dropped"),
+    [
+        (torch.optim.Adamax, {}, Adam(), "exp_inf"),
+        (torch.optim.RMSprop, {"momentum": 0.9}, RMSprop(), "momentum_buffer"),
+    ],
+)
+def test_take_over_warns_about_state_that_the_link_does_not_keep(
+    torch_class, options, rule, dropped
+):
+    model = network()
+    other = stepped(model, torch_class(model.parameters(), lr=0.1, **options))
+    opt = Modular(model.parameters(), rule, LR(0.1))
+    with pytest.warns(UserWarning, match=rf"has the state \['{dropped}'\], but"):
+        take_over(opt, saved(other.state_dict()), link=type(rule).__name__)
+
+
 def test_a_link_that_is_not_there_is_named():
     model = network()
     sgd = stepped(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))

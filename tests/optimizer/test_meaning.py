@@ -40,6 +40,7 @@ from torchzero_clip import (
     Project,
     Scale,
     Scope,
+    Shampoo,
     Sign,
     Transform,
     TrustRatio,
@@ -49,6 +50,7 @@ from torchzero_clip import (
     ZStat,
     attach,
     groups,
+    matrices_and_rest,
     named,
     optimizer_class,
     release,
@@ -455,3 +457,23 @@ def test_explain_notices_a_clip_of_somebody_else_in_front(chain, limit):
     assert len(found) == (limit is not None)
     for line in found:
         assert line.startswith(f"the global norm of the gradients was {limit} in the last step, so")
+
+
+def test_explain_names_the_vectors_that_a_rule_for_matrices_passes_on():
+    note = "Graft/direction_of has no effect on the updates of bias."
+    model = nn.Linear(4, 3)
+    opt = Modular(model.named_parameters(), named("shampoo"))
+    assert note in opt.explain()
+    for grad in (torch.tensor([3.0, 4.0, 12.0]), torch.tensor([4.0, -3.0, 0.0])):
+        before = model.bias.detach().clone()
+        model.weight.grad = torch.ones(3, 4)
+        model.bias.grad = grad.clone()
+        opt.step()
+        step = before - model.bias.detach()  # along the gradient, without momentum
+        torch.testing.assert_close(step / step.norm(), grad / grad.norm(), rtol=1e-4, atol=1e-4)
+    parts = {"matrices": Graft(Adam(), Shampoo()), "rest": Adam()}
+    parted = Partition(parts, matrices_and_rest(model))
+    assert (
+        "has no effect on the updates"
+        not in Modular(model.named_parameters(), parted, LR(1.0)).explain()
+    )

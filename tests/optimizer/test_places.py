@@ -228,7 +228,7 @@ def test_explain_names_a_mask_that_chooses_nothing():
     model = nn.Linear(8, 4)
     decay = Masked(WeightDecay(0.1), lambda name, p: "wieght" in name)
     text = head(Modular(model.named_parameters(), Adam(), decay, LR(0.1)))
-    assert text == "Masked has no effect: where= selects none of the 2 parameters."
+    assert text == "Masked has no effect: where= selects no parameter."
     decay = Masked(WeightDecay(0.1), lambda name, p: "weight" in name)
     assert "none" not in head(Modular(model.named_parameters(), Adam(), decay, LR(0.1)))
 
@@ -281,7 +281,7 @@ def test_explain_names_parameters_that_will_not_move_or_move_though_frozen():
     model(torch.ones(2, 8)).sum().backward()
     model.weight.requires_grad_(False)
     assert head(opt).startswith(
-        "1 parameters with requires_grad=False have a gradient, so they are still updated: set"
+        "the step updates 1 parameter with requires_grad=False, because a gradient is set: set"
     )
 
 

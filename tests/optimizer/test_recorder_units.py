@@ -88,6 +88,16 @@ def test_an_entry_is_that_of_one_group(dim: Any) -> None:
     assert equal(history["ClipNorm/norm"], norms[dim])
 
 
+@pytest.mark.parametrize("dim", ["group", "global"])
+def test_units_have_the_names_of_groups(dim: Any) -> None:
+    params, opt = problem(ClipNorm(1e3, dim=dim), groups=True)
+    opt.param_groups[0]["name"] = "embedding"
+    opt.param_groups[1]["name"] = "body"
+    rec = Recorder(opt)
+    walk(params, opt.step, ROWS)
+    assert rec.units("ClipNorm/limit") == ["embedding", "body"]
+
+
 def test_an_entry_is_that_of_one_slice() -> None:
     weights = [("a", Parameter(torch.zeros(2, 3))), ("b", Parameter(torch.zeros(3, 2)))]
     opt = Modular(weights, ClipNorm(1e3, dim=1), LR(0.1))

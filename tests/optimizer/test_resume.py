@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import traceback
 import warnings
@@ -31,6 +32,7 @@ from torchzero_clip import (
     Scale,
     Transform,
     named,
+    take_over,
 )
 from torchzero_clip.published import NAMES
 
@@ -386,6 +388,29 @@ FOREIGN = {
 def everything(params: Named, opt: Modular) -> Any:
     """All that loading could have changed."""
     return flat([{n: p.detach() for n, p in params.items()}, opt.state_dict(), repr(opt.chain)])
+
+
+def test_named_parameters_in_other_groups_raise_an_error():
+    shapes = {"a.weight": (3, 2), "b.weight": (3, 2)}
+    swapped = dict(reversed(shapes.items()))
+    saved = trained(*ours(), shapes=shapes, groups=2)[1].state_dict()
+    params, opt = trained(*ours(), shapes=swapped, groups=2)
+    before = everything(params, opt)
+    for load in (opt.load_state_dict, functools.partial(take_over, opt)):
+        with pytest.raises(ValueError, match=r"parameter 0 of group 0 is 'a.weight' in the check"):
+            load(saved)
+    assert everything(params, opt) == before
+
+
+def test_parameters_with_other_names_load_by_position():
+    shapes = {"a.weight": (3, 2), "b.weight": (3, 2)}
+    renamed = {f"module.{name}": shape for name, shape in shapes.items()}
+    params, opt = trained(*ours(), shapes=shapes, groups=2)
+    other_params, other = trained(*ours(), shapes=renamed, groups=2)
+    other.state.clear()
+    other.load_state_dict(opt.state_dict())
+    for p, q in zip(params.values(), other_params.values(), strict=True):
+        same(list(opt.state[p].values()), list(other.state[q].values()))
 
 
 @pytest.mark.parametrize("other", FOREIGN)

@@ -257,6 +257,24 @@ def test_float32_optimizers_keep_no_seed():
     train(back, range(2, 4))
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("chain", [(Adam(), LR(1e-3)), (Momentum(0.9), LR(1e-3))])
+def test_a_run_resumes_from_float32_state(engine, chain):
+    wide = train(optimizer(*chain, engine=engine, state_dtype="float32"), range(2))
+    narrow = optimizer(*chain, engine=engine)
+    narrow.load_state_dict(saved(wide.state_dict()))
+    train(narrow, range(2, 4))
+    assert narrow.param_groups[0]["chain"]["state/step"] == 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_run_continues_with_an_added_group_that_has_no_gradients(engine):
+    opt = train(optimizer(Adam(), LR(1e-3), engine=engine), range(2))
+    opt.add_param_group({"params": [Parameter(torch.ones(3))]})
+    train(opt, range(2, 3))
+    assert opt.param_groups[0]["chain"]["state/step"] == 3
+
+
 @pytest.mark.parametrize("make", [Modular, release])
 def test_a_chain_that_keeps_nothing_in_bfloat16_keeps_no_seed(make):
     chains = [Sign(), LR(0.1)], [Warmup(3), LR(0.1)], [ClipNormGrowth(), LR(0.1)]

@@ -363,7 +363,10 @@ def test_the_bar_moves_in_place_in_a_terminal_and_is_lines_elsewhere(
         (["--chains", "LR(1, 2, 3, 4, 5, 6, 7)"], "LR: too many positional arguments"),
         (["--chains", "LR(open('x'))"], "unknown transform 'open'"),
         (["--chains", "LR(1 + 1)"], "numbers and strings are allowed, got 1 + 1"),
-        (["--chains", '[{"type": "LR", "lr": -1.0}]'], "LR: lr must be a number of at least 0"),
+        (
+            ["--chains", '[{"type": "LR", "lr": -1.0}]'],
+            "LR: lr must be a finite number of at least 0",
+        ),
         (["--chains", "[]"], "a chain must have at least one rule, such as"),
         (["--chains", "Adam(), Guard()"], "Guard must be the first transform"),
         (["--chains", "nowhere.json"], "cannot read nowhere.json: No such file"),

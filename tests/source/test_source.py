@@ -66,6 +66,8 @@ from torchzero_clip import (
     Scale,
     ScheduleFree,
     Scope,
+    SkipLarge,
+    SkipSpike,
     StableAdam,
     State,
     TensorList,
@@ -475,6 +477,21 @@ def compiled(chain: Any, backend: str) -> None:
         set_grads(ours, gradients(seed=i)), set_grads(theirs, gradients(seed=i))
         a.step(), step()
     torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=1e-7)
+
+
+def test_a_name_that_is_no_identifier_becomes_an_argument_too() -> None:
+    names = ("a-b", "a b", "2nd", "class")
+    chain = [ClipNorm(1.0 + i, name=name) for i, name in enumerate(names)]
+    a = Modular([torch.zeros(1)], *chain, LR(0.1))
+    (group,) = written(a.to_source())([torch.zeros(1)], a_b_max_norm_2=9.0).param_groups
+    values = [group[f"{name}/max_norm"] for name in names]
+    assert values == [1.0, 9.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("guard", [Guard(), SkipLarge(1.0), SkipSpike()], ids=repr)
+def test_a_guard_is_refused_because_it_skips_steps(guard: Transform) -> None:
+    with pytest.raises(SourceError, match=r"cannot be exported .*: the transform can skip a step"):
+        Modular([torch.zeros(2)], guard, LR(0.1)).to_source()
 
 
 def test_it_works_under_torch_compile() -> None:

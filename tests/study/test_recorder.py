@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -272,6 +273,15 @@ def test_every_dtype_is_logged_exactly(dtype):
     rec.log(value=value)
     walk(params, opt.step, [1.0])
     assert rec.history()["value"] == [value.item()]
+
+
+def test_a_number_of_numpy_can_be_logged():
+    params, opt = problem(ClipNorm(1.0))
+    rec = Recorder(opt)
+    rec.log(loss=np.float32(0.5), count=np.int64(3))
+    walk(params, opt.step, [1.0])
+    assert rec.history()["loss"] == [0.5]
+    assert rec.history()["count"] == [3.0]
 
 
 @pytest.mark.parametrize(

@@ -323,6 +323,16 @@ def test_the_command_prints_a_line_for_each_rule_and_draws(tmp_path, capsys) -> 
     assert picture.read_text().count("<svg") == 1
 
 
+def test_a_log_of_every_tenth_step_says_so_even_if_it_has_the_first_step_too(
+    tmp_path, capsys
+) -> None:
+    rows = [f"{step},1.0" for step in (1, 10, 20, 30)]
+    (tmp_path / "run.csv").write_text("\n".join(["step,grad_norm", *rows, ""]))
+    main(["simulate", str(tmp_path / "run.csv"), "ZClip()", "--out", str(tmp_path / "plot.svg")])
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("4 rows, one for every 10 steps, with 1 norm; the median")
+
+
 def test_an_option_may_be_between_the_file_and_the_rules(tmp_path, capsys) -> None:
     run(steps=40).to_csv(tmp_path / "run.csv")
     file, *rules = [str(tmp_path / "run.csv"), "ZClip()", "ClipNorm(5.0, dim='global')"]
@@ -364,6 +374,9 @@ def test_the_command_prints_its_table_without_matplotlib(tmp_path, capsys, monke
         (["run.csv", "--norms", "x"], "has no column 'x'"),
         (["run.csv", "ClipNorm(2 * 3)"], "ZClip(max_norm=None), got 2 * 3"),
         (["run.csv", "ClipNorm(x)"], "unknown transform 'x'"),
+        (["run.csv", "NormRule()"], "NormRule must define limit"),
+        (["run.csv", "--out", "table.csv"], "--out must end in .png or .svg or .pdf, got"),
+        (["run.csv", "--out", "nowhere/plot.png"], "the plot cannot be written: "),
     ],
 )
 def test_a_wrong_argument_gets_a_sentence(given, sentence, tmp_path, capsys, monkeypatch) -> None:

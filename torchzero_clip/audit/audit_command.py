@@ -69,11 +69,19 @@ def audit_command(arguments: Sequence[str]) -> Iterator[str]:
     try:
         make, params = _make_and_params(options.function, options.shapes or SHAPES)
         report = audit(make, params)
-    except (ImportError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+    except (ImportError, AttributeError, OSError, RuntimeError, TypeError, ValueError) as error:
         parser.error(str(error))
     yield json.dumps(report.as_dict(), indent=1) if options.json else str(report)
     if report.waits or report.ended or (options.graph and not report.capturable):
         raise SystemExit(1)
+
+
+def _sizes(shape: str) -> list[int]:
+    """Return the sizes in a text such as 512x128."""
+    sizes = shape.split("x")
+    if not all([size.isdecimal() for size in sizes]):
+        raise ValueError(f"--shape must be sizes such as 512x128, got {shape!r}")
+    return [int(size) for size in sizes]
 
 
 def _make_and_params(name: str, shapes: Sequence[str]) -> tuple[Callable[[Any], Any], Any]:
@@ -86,7 +94,7 @@ def _make_and_params(name: str, shapes: Sequence[str]) -> tuple[Callable[[Any], 
     parameters = inspect.signature(function).parameters.values()
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     if any([x.default is x.empty and x.kind not in optional for x in parameters]):
-        return function, [torch.empty([int(n) for n in shape.split("x")]) for shape in shapes]
+        return function, [torch.empty(_sizes(shape)) for shape in shapes]
     returned = function()
     if isinstance(returned, tuple) and len(returned) == 2:
         return returned

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torchzero_clip.core.plurals import counted
+
 
 @dataclass(frozen=True)
 class ClipRow:
@@ -53,7 +55,7 @@ class ClipReport:
     def __str__(self) -> str:
         width = max([len(row.case) for row in self.rows], default=0)
         right = sum([row.right for row in self.rows])
-        lines = [f"{self.name}: {right} of {len(self.rows)} cases are right"]
+        lines = [f"{self.name}: right in {right} of {counted(len(self.rows), 'case')}"]
         lines.append(f"  {'':<{width}}   {'expected':>10} {'found':>10} {'memory':>7}")
         for row in self.rows:
             found = "none" if row.found is None else f"{row.found:.5g}"

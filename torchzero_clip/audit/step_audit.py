@@ -25,6 +25,7 @@ from torchzero_clip.audit.fake_gpu import fake_cuda, twin
 from torchzero_clip.audit.findings import Finding, changes, loops, memory, refusals, short, waits
 from torchzero_clip.audit.ledger import Ledger, NeedsValues, run_step
 from torchzero_clip.audit.lost_updates import Lost, lost_in
+from torchzero_clip.core.plurals import counted
 
 STEPS = 3
 BASELINE = "clip_grad_norm_ and AdamW(fused=True)"
@@ -110,8 +111,9 @@ class StepReport:
     def _line(self) -> str:
         often = sum([x.times for x in self.waits])
         return (
-            f"{self.name}: {self.calls} kernels for {self.tensors} parameters, {often} "
-            f"synchronizations, {_size(self.fresh)} of new memory, {self.collectives} collectives"
+            f"{self.name}: {counted(self.calls, 'kernel')} for "
+            f"{counted(self.tensors, 'parameter')}, {counted(often, 'synchronization')}, "
+            f"{_size(self.fresh)} of new memory, {counted(self.collectives, 'collective')}"
         )
 
 
@@ -121,7 +123,7 @@ def _section(head: str, findings: Sequence[object]) -> Iterator[str]:
         yield head
     yield from [f"  {finding}" for finding in findings[:LINES_SHOWN]]
     if len(findings) > LINES_SHOWN:
-        yield f"  and {len(findings) - LINES_SHOWN} more lines"
+        yield f"  and {counted(len(findings) - LINES_SHOWN, 'more line')}"
 
 
 def _size(count: float) -> str:

@@ -22,6 +22,7 @@ from torchzero_clip.checking.training_runs import (
     report_loss,
     train,
 )
+from torchzero_clip.core.plurals import counted
 
 CPU = torch.device("cpu")
 LARGEST = 1e-3
@@ -129,7 +130,7 @@ def chain_checks(yardstick: Yardstick, mode: str, device: torch.device) -> Itera
 
 def synchronization_result(mode: str, case: str, lines: Sequence[str]) -> CheckResult:
     """Return the result for the lines of a step that synchronize with the GPU."""
-    figure = "1 line" if len(lines) == 1 else f"{len(lines)} lines"
+    figure = counted(len(lines), "line")
     return measured("synchronizations", mode, case, len(lines), 0, figure, ", ".join(lines))
 
 

@@ -21,6 +21,7 @@ from torchzero_clip.checking.training_runs import (
     parameters,
     synchronize,
 )
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.modules.descent import LR
 from torchzero_clip.optimizer import Modular
 
@@ -74,7 +75,7 @@ def pinned_memory_check(yardstick: Yardstick, device: torch.device) -> Iterator[
         result, _ = yardstick.compare(check, RunSetting("captured", device))
     yield result
     count = len(errors)
-    figure = f"{count} errors in the thread"
+    figure = f"{counted(count, 'error')} in the thread"
     yield measured(check, "captured", "the thread", count, 0, figure, "; ".join(errors))
 
 

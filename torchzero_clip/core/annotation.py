@@ -26,12 +26,14 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.bounds import Within
+from torchzero_clip.core.plurals import counted
 
 T = TypeVar("T")
 
 MARK = "torchzero_clip.Live"
 NAMES = re.compile(
-    r"\b(Live|Within|Finite|NonNegative|Positive|AtLeastOne|Share|Fraction|Whole|Count)\b"
+    r"\b(Live|Within|Finite|NonNegative|Positive|Threshold|AtLeastOne|Share|Fraction|"
+    r"Whole|Count)\b"
 )
 Live = Annotated[T, MARK]
 """The annotation of a live hyperparameter, such as `beta: Live[float]`.
@@ -65,10 +67,12 @@ class Allowed(NamedTuple):
             return f"one of {list(self.choices)}"
         if self.python_type is bool:
             return "True, False or None" if self.optional else "True or False"
-        kind = {int: "an integer", Callable: "a function"}.get(self.python_type, "a number")
+        finite = "finite " if self.bounds and self.bounds.excludes_infinity else ""
+        usual = f"a {finite}number"
+        kind = {int: "an integer", Callable: "a function"}.get(self.python_type, usual)
         bounds = str(self.bounds or "")
         if self.length is not None:
-            kind = f"{self.length} numbers"
+            kind = counted(self.length, f"{finite}number")
             if bounds:
                 kind += ", each"
         if bounds:

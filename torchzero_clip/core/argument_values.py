@@ -87,7 +87,7 @@ def shown(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f"float('{value}')"
     if isinstance(value, Tensor):
-        return repr(value.item())
+        return repr(value.item()) if value.numel() == 1 else repr(value)
     if callable(value) and not hasattr(value, "with_values"):  # descriptions have a repr
         if inspect.isbuiltin(value):  # the qualified name of torch.tanh does not lead to it
             return f"{value.__module__}.{value.__name__}"

@@ -13,7 +13,7 @@ class Within:
 
     The library checks the bounds at construction, and when a parameter group gets another value.
     NaN is never allowed. Infinity is allowed, unless a bound excludes it, such as
-    `below=math.inf`.
+    `below=math.inf`. `Threshold` allows infinity. `NonNegative`, `Positive` and `Finite` do not.
 
     Args:
         at_least: The smallest allowed number.
@@ -39,20 +39,31 @@ class Within:
             return False
         return not math.isnan(x)
 
+    @property
+    def excludes_infinity(self) -> bool:
+        """Whether a bound is infinite, and the bounds allow no infinite number."""
+        infinite = [x for x in asdict(self).values() if x is not None and math.isinf(x)]
+        return bool(infinite) and not self.holds(math.inf) and not self.holds(-math.inf)
+
     def __str__(self) -> str:
         bounds = [(name, x) for name, x in asdict(self).items() if x is not None]
+        if self.excludes_infinity:
+            bounds = [(name, x) for name, x in bounds if math.isfinite(x)]
         text = " and ".join([f"{name.replace('_', ' ')} {x:g}" for name, x in bounds])
         return f"of {text}" if text.startswith("at ") else text
 
 
 Finite = Annotated[float, Within(above=-math.inf, below=math.inf)]
 """A number that is not infinite."""
-NonNegative = Annotated[float, Within(at_least=0)]
-"""A number of at least 0."""
-Positive = Annotated[float, Within(above=0)]
-"""A number above 0."""
+NonNegative = Annotated[float, Within(at_least=0, below=math.inf)]
+"""A number of at least 0 that is not infinite, such as a learning rate."""
+Positive = Annotated[float, Within(above=0, below=math.inf)]
+"""A number above 0 that is not infinite."""
+Threshold = Annotated[float, Within(at_least=0)]
+"""A number of at least 0, such as the largest norm allowed. Infinity means that there is no limit.
+"""
 AtLeastOne = Annotated[float, Within(at_least=1)]
-"""A number of at least 1."""
+"""A number of at least 1, such as the largest growth. Infinity means that there is no limit."""
 Share = Annotated[float, Within(at_least=0, below=1)]
 """A number of at least 0 and below 1, such as the decay rate of an average."""
 Fraction = Annotated[float, Within(at_least=0, at_most=1)]

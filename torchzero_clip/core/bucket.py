@@ -195,6 +195,8 @@ class Bucket:
             if like_params[name] and tensors[0].dtype == torch.bfloat16
         ]
         formats: dict[str, Stochastic] = {}
+        if names:  # a checkpoint with float32 state, or a new group, has no seed yet
+            prepare_draws(self.step.groups, DRAWS)
         for i in range(0, len(names), 2):  # one hash has enough bits to round two states
             drawn = self._drawn(DRAWS, self.bound.number, i)
             for half, name in enumerate(names[i : i + 2]):

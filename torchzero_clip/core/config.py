@@ -23,7 +23,7 @@ def to_config(value: Any) -> Any:
     """Return plain data for a description, or for the value of an argument."""
     if isinstance(value, Description):
         return _config_of(value)
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) and value.numel() == 1:
         return to_config(value.item())
     if isinstance(value, float) and not math.isfinite(value):
         return {"number": str(value)}
@@ -44,6 +44,7 @@ def to_config(value: Any) -> Any:
 def _config_of(description: Description) -> Any:
     """Return plain data for a description. A chain with links and no arguments becomes a list."""
     kind = type(description).__name__
+    _refuse_other_class(type(description))
     arguments = {name: to_config(arg) for name, arg in description.arguments().items()}
     links = getattr(description, "links", None)
     if links is None:
@@ -55,6 +56,16 @@ def _config_of(description: Description) -> Any:
     if kind == "Chain" and configs and not arguments:  # an empty list reads as an empty tuple
         return configs
     return {"type": kind, "links": configs, **arguments}
+
+
+def _refuse_other_class(cls: type[Description]) -> None:
+    """Raise an error if the name of a class leads to a class that was defined elsewhere."""
+    known = Description.registry[cls.__name__]
+    if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise TypeError(
+            f"to_config: there are two classes {cls.__name__}, one in {known.__module__} and one "
+            f"in {cls.__module__}, and a config would lead to the first one: rename your class"
+        )
 
 
 def from_config(config: Any) -> Any:

@@ -173,3 +173,6 @@ def _check_observed(rule: Limiting, observed: Any, state: Mapping[str, Tensor]) 
             f"{name}.observe returned the keys {unknown}, but init_unit has only the keys "
             f"{sorted(state)}"
         )
+    for key, value in observed.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name}.observe must return tensors, got {value!r} for {key!r}")

@@ -263,7 +263,8 @@ class Division:
             numbered = enumerate(zip(self.first_group, self.norm_groups, strict=True), 1)
             return [(self.indexes[g], -i, name or "all others") for i, (g, name) in numbered]
         if self.scope in ("group", "global"):
-            return [(g, -1, f"group {g}") for g in self.indexes]
+            names = _names_of_groups(groups)
+            return [(g, -1, names[g]) for g in self.indexes]
         if self.scope == "layer":
             first: dict[str, UnitRow] = {}
             for g, group in enumerate(groups):
@@ -332,6 +333,18 @@ class UnitIds:
             return {(g, place, -1): name for g, place, name in named}
         pairs = zip(named, self.lengths, strict=True)
         return {(g, place, i): f"{name}[{i}]" for (g, place, name), n in pairs for i in range(n)}
+
+
+def _names_of_groups(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the "name" of each group, or its index if it has no name that differs from others."""
+    given = [group.get("name") for group in groups]
+    names: list[str] = []
+    for g, name in enumerate(given):
+        if isinstance(name, str) and given.count(name) == 1:
+            names.append(name)
+        else:
+            names.append(f"group {g}")
+    return names
 
 
 def layer_of(name: str) -> str:

@@ -69,9 +69,9 @@ def operand(x: Any, tensors: Sequence[Tensor], as_it_is: bool = False) -> Any:
         return x.to(first.dtype) if other and shares(tensors) else x
     if x.shape != (len(tensors),):
         raise ValueError(
-            f"a vector operand must have one element for each of the {len(tensors)} tensors in the "
-            f"TensorList, got shape {tuple(x.shape)}. To use one value for all tensors, pass a "
-            "number or a 0-dim tensor"
+            "a vector operand must have one element per tensor of the TensorList, here "
+            f"{len(tensors)}, got shape {tuple(x.shape)}. To use one value for all tensors, pass "
+            "a number or a 0-dim tensor"
         )
     return list(x.unbind())
 

@@ -102,9 +102,14 @@ class Link:
         return self._state_names[kind]
 
     def _names(self, example: Tensor) -> dict[str, bool]:
+        made = self.acts.init(example)
+        if not isinstance(made, Mapping):
+            raise TypeError(
+                f"{type(self.transform).__name__}.init must return a dict, got {made!r}"
+            )
         return {
             name: isinstance(value, Tensor) and value.shape == example.shape
-            for name, value in self.acts.init(example).items()
+            for name, value in made.items()
             if value is not None
         }
 

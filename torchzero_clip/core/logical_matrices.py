@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchzero_clip.core.layout_patterns import axis_sizes, parsed, parts_of
 from torchzero_clip.core.names import by_name, check_patterns
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.core.sharding.layout import layout_of
 from torchzero_clip.core.torch_private import cached
 
@@ -155,8 +156,7 @@ class LogicalMatrices:
             counts[cut.rows, cut.columns] = counts.get((cut.rows, cut.columns), 0) + cut.count
         words = []
         for (rows, columns), count in counts.items():
-            noun = "matrix" if count == 1 else "matrices"
-            words.append(f"{count} {noun} of {rows} × {columns}")
+            words.append(f"{counted(count, 'matrix', 'matrices')} of {rows} × {columns}")
         return ", ".join(words)
 
 
@@ -368,7 +368,8 @@ def matrices_of(
             declare = f"a field layout: MatrixLayout = None in {type(rule).__name__}, and {declare}"
         raise ValueError(
             f"{type(rule).__name__}: {name or 'a parameter'} of shape {shape} may be a stack of "
-            f"matrices or one matrix: write {declare} for {count} matrices of {rows} x {columns}, "
+            f"matrices or one matrix: write {declare} for "
+            f"{counted(count, 'matrix', 'matrices')} of {rows} x {columns}, "
             f"or the pattern 'rows a b -> rows (a b)' for one matrix of {count} x {rows * columns}"
         )
     return whole_matrix(shape)

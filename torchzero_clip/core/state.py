@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from numbers import Number
 from typing import Any
 
 import torch
@@ -56,6 +57,9 @@ def statistic(value: Any, param: Tensor, dtype: torch.dtype | None = None) -> Te
     """Return a value of state on the device of its parameter. Numbers become 0-dim tensors."""
     if isinstance(value, Tensor):
         return value.to(param.device, dtype if dtype is not None else value.dtype)
+    is_number = isinstance(value, Number)
+    if not is_number:
+        raise TypeError(f"init and init_unit must return tensors or numbers, got {value!r}")
     return torch.full((), value, dtype=dtype or statistic_dtype(param), device=param.device)
 
 

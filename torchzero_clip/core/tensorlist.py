@@ -22,6 +22,7 @@ from torchzero_clip.core.foreach import (
     vector_operand,
 )
 from torchzero_clip.core.norms import Measure, SliceRows
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.core.small_tensors import copies
 from torchzero_clip.core.tensor_kinds import SMALL, all_real, shared_memory, storages, wide
 
@@ -167,7 +168,7 @@ class TensorList:
 
     def __repr__(self) -> str:
         kind = "owned" if self.owned else "borrowed"
-        return f"TensorList({len(self)} tensors, {kind})"
+        return f"TensorList({counted(len(self), 'tensor')}, {kind})"
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(

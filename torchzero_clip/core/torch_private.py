@@ -60,6 +60,8 @@ NAMES = {
     "DTensor._local_tensor": "reading the shard of this rank",
     "DeviceMesh(_init_backend=...)": "a mesh without process groups, for the owner of a matrix",
     "torch.distributed.distributed_c10d._resolve_process_group": "process groups by their names",
+    "torch.distributed._composable_state._module_state_mapping": "finding models that "
+    "`fully_shard` has sharded after the optimizer was created",
     "_StridedShard.split_factor": "the shards of FSDP after tensor parallelism",
     "torch.Tensor.__dlpack_c_exchange_api__": "the addresses of many tensors in one call",
     "triton.compiler.CompiledKernel.run": "launching compiled kernels of Triton",
@@ -218,6 +220,14 @@ def group_named(name: str) -> Any:
 def name_of(x: Any) -> Any:
     """Return the name of a process group. Return any other object unchanged."""
     return getattr(x, "group_name", x)
+
+
+def modules_with_sharding() -> list[torch.nn.Module]:
+    """Return the modules to which `fully_shard`, or a similar function of torch, was applied."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return []
+    state: Any = importlib.import_module("torch.distributed._composable_state")
+    return list(state._module_state_mapping)
 
 
 def exchange_table() -> Any:

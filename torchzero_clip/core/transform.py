@@ -118,7 +118,7 @@ class Transform(Description):
     per_entry: ClassVar[bool] = False
     """True if `update` computes each element from the element at the same position of the other
     lists and from scalars. The engine may then call `update` with parts of the tensors, which saves
-    memory on an accelerator."""
+    memory on an accelerator. A subclass with another `update` does not inherit this attribute."""
     state_kinds: ClassVar[Mapping[str, Literal["linear", "squares", "weights"]]] = {}
     """The kind of each state tensor in the shape of a parameter, by name.
 
@@ -128,6 +128,21 @@ class Transform(Description):
     """
     shown: ClassVar[tuple[str, ...]] = ()
     """The names of model-wide scalars that `metrics()` reports."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Drop what a base class declares about its `update`, if this class has another `update`.
+
+        An engine would otherwise run the `fused` or `affine` of the base class instead.
+        """
+        super().__init_subclass__(**kwargs)
+        bases = cls.__mro__
+        update = _depth(bases, "update")
+        if _depth(bases, "fused") > update:
+            cls.fused = Transform.fused  # type: ignore[method-assign]
+        if _depth(bases, "affine") > update:
+            cls.affine = Transform.affine  # type: ignore[method-assign]
+        if _depth(bases, "per_entry") > update:
+            cls.per_entry = False
 
     def init(self, param: Tensor) -> Mapping[str, Any]:
         """Return the initial state of one parameter.
@@ -288,6 +303,11 @@ class Transform(Description):
             )
         if self.place == "end" and self.target != "update":
             raise ValueError(f"{type(self).__name__}: target must be 'update', got {self.target!r}")
+
+
+def _depth(bases: Sequence[type], name: str) -> int:
+    """Return the position of the first class that defines an attribute."""
+    return next(i for i, base in enumerate(bases) if name in vars(base))
 
 
 def dropping(tfm: Transform) -> list[Transform]:

@@ -19,6 +19,7 @@ from torchzero_clip.core.lazy import Joined
 from torchzero_clip.core.logical_matrices import Grid
 from torchzero_clip.core.norms import slices
 from torchzero_clip.core.norms.shards import across, merge_shards
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.core.sharding.layout import local
 from torchzero_clip.core.state import statistic_dtype
 from torchzero_clip.core.tensorlist import Operand, TensorList
@@ -152,8 +153,8 @@ class Units(Cells):
         counts = [len(bucket.cohort.places) for bucket in self.buckets]
         if len(tensors) != sum(counts):
             raise ValueError(
-                f"{self.name}.{verb} needs TensorLists with one tensor for each of the "
-                f"{sum(counts)} parameters, got {len(tensors)} tensors"
+                f"{self.name}.{verb} needs TensorLists with one tensor per parameter: "
+                f"{counted(sum(counts), 'tensor')}, got {len(tensors)}"
             )
         rest = iter(tensors.tensors)
         return [TensorList(list(itertools.islice(rest, n))) for n in counts]

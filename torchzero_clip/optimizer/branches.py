@@ -14,6 +14,8 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.logical_matrices import entry_of, matrices_of
 from torchzero_clip.core.names import without_numbers
 from torchzero_clip.core.sharding.layout import layout_of, local
+from torchzero_clip.core.traits import Gate
+from torchzero_clip.core.transform import TensorwiseTransform
 
 if TYPE_CHECKING:
     from torchzero_clip.optimizer.chain_runner import ChainRunner
@@ -102,8 +104,27 @@ def unchanged(optimizer: ChainRunner) -> Iterator[str]:
     for link in [link for link in optimizer.keys.links if _divides(link)]:
         names = [name for _, name, p in _named(optimizer) if not list(_inside(link, name, p))]
         if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            yield f"{link.path} does not change the updates of {', '.join(names[:3])}{more}"
+            yield f"{link.path} does not change the updates of {_first_three(names)}"
+
+
+def without_matrices(optimizer: ChainRunner) -> Iterator[str]:
+    """Yield sentences about parameters that a rule for matrices passes on, such as vectors."""
+    gates = [link for link in optimizer.keys.links if isinstance(link.transform, Gate)]
+    inside = {inner.path for gate in gates for inner in gate.walk()}  # `InBasis` has Adam for them
+    passed: dict[str, list[str]] = {}
+    for _, name, p in _named(optimizer):
+        for link in links_for(optimizer.links, name, p):
+            rule = link.transform
+            keeps = isinstance(rule, TensorwiseTransform) and rule.keeps_matrices
+            if keeps and link.path not in inside and rule.matrices_of(name, p) is None:
+                passed.setdefault(link.path, []).append(name)
+    for path, names in passed.items():
+        yield f"{path} has no effect on the updates of {_first_three(names)}"
+
+
+def _first_three(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def joint_norms(optimizer: ChainRunner) -> Iterator[str]:

@@ -16,6 +16,7 @@ from torchzero_clip.core.division import layer_of
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.norms import NAMED, measure
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.optimizer import norm_groups
 from torchzero_clip.optimizer.averages import params_of
 from torchzero_clip.optimizer.branches import differs
@@ -156,7 +157,7 @@ def _empty_masks(optimizer: ChainRunner) -> Iterator[str]:
     for link in optimizer.keys.links:
         where = "where" in getattr(link.transform, "asks", ())
         if where and params and not any([link.transform.where(name, p) for name, p in params]):
-            yield f"{link.path} has no effect: where= selects none of the {len(params)} parameters"
+            yield f"{link.path} has no effect: where= selects no parameter"
 
 
 def _unusual_params(optimizer: ChainRunner) -> Iterator[str]:
@@ -169,8 +170,8 @@ def _unusual_params(optimizer: ChainRunner) -> Iterator[str]:
     frozen = sum([place.of(p) is not None and not p.requires_grad for p in params])
     if frozen:
         yield (
-            f"{frozen} parameters with requires_grad=False have a gradient, so they are still "
-            "updated: set their .grad to None"
+            f"the step updates {counted(frozen, 'parameter')} with requires_grad=False, because "
+            "a gradient is set: set .grad to None"
         )
 
 
@@ -228,8 +229,8 @@ def _norms_near_root_n(
         n = max(largest, default=0)
         yield (
             f"{link.path} clips updates of {unit_entries.path}, whose norms are near √n in every "
-            f"step, here {math.sqrt(n):,.4g} for n={n:,} elements: a limit below √n clips in every "
-            "step"
+            f"step, here {math.sqrt(n):,.4g} for n={counted(n, 'element')}: a limit below √n clips "
+            "in every step"
         )
         return
     for group, n in zip(groups, largest, strict=True):
@@ -237,8 +238,8 @@ def _norms_near_root_n(
         if limit is not None and limit < math.sqrt(n):
             yield (
                 f"{link.path} with {name}={float(limit)} clips in every step, because norms "
-                f"after {unit_entries.path} are near √n, here {math.sqrt(n):,.4g} for n={n:,} "
-                "elements: use ClipRMS, which does not depend on n"
+                f"after {unit_entries.path} are near √n, here {math.sqrt(n):,.4g} for "
+                f"n={counted(n, 'element')}: use ClipRMS, which does not depend on n"
             )
             return
 

@@ -19,6 +19,7 @@ from torchzero_clip.core.engine import Engine, Records
 from torchzero_clip.core.gradients import GradPlace, Where
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.planning import planned
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.core.step import Step, one_number
 from torchzero_clip.core.torch_private import untraced
 from torchzero_clip.core.transform import Transform
@@ -30,6 +31,7 @@ from torchzero_clip.optimizer.fingerprint import shared_start
 from torchzero_clip.optimizer.keys import GroupKeys, of_group, refuse_nameless, refuse_no_params
 from torchzero_clip.optimizer.loading import loading, names_to_keep
 from torchzero_clip.optimizer.metrics import metrics_of
+from torchzero_clip.optimizer.replaced_parameters import warn_of_replaced_parameters
 from torchzero_clip.optimizer.saving import has_rate, on_saving, safe_to_save
 from torchzero_clip.optimizer.state_layout import StateLayout
 
@@ -125,7 +127,8 @@ class ChainRunner(Optimizer):
     def _given(self, loss: Any) -> Step:
         """Return the next step. Its loss is the reported loss, or else the closure's loss."""
         if not (self._seen_dtypes or torch.compiler.is_compiling() or has_rate(self.param_groups)):
-            self._make_state(self.place.of)  # a first step at a rate of 0 must make all state
+            # a first step at a rate of 0 must make all state
+            self._make_state(self.place.of, "step()")
         own_loss = None if loss is None else one_number(loss)
         return self._begin("step()", self._reported.pop("loss", own_loss))
 
@@ -136,6 +139,8 @@ class ChainRunner(Optimizer):
             step.factors = self._plan.factors
         with step:
             buckets = self._start(step)
+            if not buckets:
+                warn_of_replaced_parameters(self.param_groups)
             for link in self.links:
                 buckets = send(link, buckets)  # an empty list ends the step
             self._end(step, buckets)
@@ -281,11 +286,11 @@ class ChainRunner(Optimizer):
         counters. After this method it needs no fake step. If a rule keeps state of sharded
         matrices, all ranks must call this method.
         """
-        self._make_state(lambda p: p if p.requires_grad else None)
+        self._make_state(lambda p: p if p.requires_grad else None, "init_state()")
 
-    def _make_state(self, gradient: Callable[[Tensor], Tensor | None]) -> None:
+    def _make_state(self, gradient: Callable[[Tensor], Tensor | None], caller: str) -> None:
         """Create the state of all parameters for which `gradient` returns a tensor."""
-        with self._begin() as step:
+        with self._begin(caller) as step:
             prepare(in_buckets(step, gradient), self.links)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -348,7 +353,7 @@ class ChainRunner(Optimizer):
         lines = [f"{type(self).__name__}({', '.join([*map(repr, self.chain), *changed])})"]
         for i, group in enumerate(self.param_groups):
             shown = {key: value for key, value in group.items() if key not in RESERVED}
-            lines.append(f"  group {i}: {len(group['params'])} parameters, {shown}")
+            lines.append(f"  group {i}: {counted(len(group['params']), 'parameter')}, {shown}")
         return "\n".join(lines)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -104,7 +104,7 @@ class Checkpoint:
         """Raise an error unless a group and its parameters have the state that the links keep."""
         here = self.param_groups[g]
         params = here["params"]
-        _check_order(g, group.get("param_names"), here.get("param_names"))
+        check_order(g, self.groups, self.param_groups)
         self.layout.check_group(f"group {g}", shared, params)
         clips = here.get("clip", True)
         names = here.get("param_names", [None] * len(params))
@@ -253,14 +253,28 @@ def check_form(state_dict: Any, param_groups: Groups) -> None:
         _check_kind(f"the state of parameter {index}", state.get(index, {}), Mapping, "a dict")
 
 
-def _check_order(g: int, saved: Any, here: Any) -> None:
-    """Raise an error if a group has the same parameter names in another order."""
-    if saved and here and list(saved) != list(here) and sorted(saved) == sorted(here):
-        i = next(i for i, pair in enumerate(zip(saved, here, strict=True)) if pair[0] != pair[1])
-        raise ValueError(
-            f"parameter {i} of group {g} is {saved[i]!r} in the checkpoint, but {here[i]!r} in "
-            "this optimizer: pass the parameters in the same order as when the checkpoint was saved"
-        )
+def check_order(g: int, saved_groups: Groups, groups: Groups) -> None:
+    """Raise an error if a group has the names of the checkpoint at other positions.
+
+    Groups with other names are accepted, because a wrapper may rename parameters.
+    """
+    saved = saved_groups[g].get("param_names") or []
+    here = groups[g].get("param_names") or []
+    same_in_all_groups = sorted(_all_names(saved_groups)) == sorted(_all_names(groups))
+    if sorted(saved) != sorted(here) and not same_in_all_groups:
+        return
+    for i, (saved_name, name) in enumerate(zip(saved, here, strict=False)):
+        if saved_name != name:
+            raise ValueError(
+                f"parameter {i} of group {g} is {saved_name!r} in the checkpoint, but {name!r} in "
+                "this optimizer: pass the parameters in the same order and in the same groups as "
+                "when the checkpoint was saved"
+            )
+
+
+def _all_names(groups: Groups) -> list[str]:
+    """Return the names of the parameters of all groups."""
+    return [name for group in groups for name in group.get("param_names") or ()]
 
 
 def _check_kind(label: str, value: Any, kind: Any, words: str) -> None:

@@ -18,6 +18,7 @@ from torch.nn import Parameter
 
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.link import Link
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.core.sharding.layout import layout_of
 from torchzero_clip.core.sharding.owners import route
 from torchzero_clip.core.torch_private import (
@@ -153,6 +154,7 @@ def explain(optimizer: ChainRunner, make: Callable[..., Any], each: bool = False
     writes = sum([part.written for part in parts]) / numbers
     notes = [remark.message for remark in remarks(optimizer)]
     notes += [*sentences(optimizer), *branches.joint_norms(optimizer)]
+    notes += branches.without_matrices(optimizer)
     if each:
         notes += branches.unchanged(optimizer)
     lines = [f"{note}." for note in notes]
@@ -328,7 +330,10 @@ def _parameters(optimizer: ChainRunner) -> list[str]:
     for p in params_of(optimizer):
         kind = f"{str(p.dtype).removeprefix('torch.')} on {p.device.type}"
         sizes.setdefault(kind, []).append(p.numel())
-    return [f"{len(n)} parameters, {sum(n):,} elements in {kind}" for kind, n in sizes.items()]
+    return [
+        f"{counted(len(n), 'parameter')}, {counted(sum(n), 'element')} in {kind}"
+        for kind, n in sizes.items()
+    ]
 
 
 def _averages(optimizer: ChainRunner) -> Iterator[str]:
@@ -385,12 +390,18 @@ def _owners(optimizer: ChainRunner) -> Iterator[str]:
             continue
         owned = [n for n in ranks if n]
         gathered = ranks.count(0)
-        among = " or ".join(map(str, sorted(set(owned))))
-        has = f"{len(owned)} are each processed by one of {among} ranks" if owned else ""
-        why = "because their ranks share no process group"
-        rest = f"{gathered} are gathered on every rank, {why}" if gathered else ""
-        parts = "; ".join(filter(None, [has, rest]))
-        yield f"{link.path}: of {len(ranks)} sharded matrices, {parts}"
+        parts = []
+        if owned:
+            among = " or ".join([counted(n, "rank") for n in sorted(set(owned))])
+            parts.append(f"{_sharded(len(owned))} with an owner among {among}")
+        if gathered:
+            why = "because their ranks share no process group"
+            parts.append(f"{_sharded(gathered)} gathered on every rank, {why}")
+        yield f"{link.path}: {'; '.join(parts)}"
+
+
+def _sharded(count: int) -> str:
+    return counted(count, "sharded matrix", "sharded matrices")
 
 
 def _refreshes(optimizer: ChainRunner) -> Iterator[str]:

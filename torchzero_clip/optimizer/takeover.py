@@ -11,8 +11,9 @@ from torch import Tensor
 from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.traits import Smoothing
+from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer.chain_runner import ChainRunner
-from torchzero_clip.optimizer.checkpoint import check_form
+from torchzero_clip.optimizer.checkpoint import check_form, check_order
 from torchzero_clip.optimizer.state_layout import is_links
 
 
@@ -52,6 +53,8 @@ def take_over(
     if not isinstance(optimizer, ChainRunner):
         raise TypeError(f"take_over: optimizer must be a Modular, got {optimizer!r}")
     check_form(state_dict, optimizer.param_groups)
+    for g in range(len(optimizer.param_groups)):
+        check_order(g, state_dict["param_groups"], optimizer.param_groups)
     adopter = None if link is None else _link_at(optimizer, link)
     optimizer.init_state()
     merged = optimizer.state_dict()
@@ -77,6 +80,8 @@ def take_over(
             "checkpoint is from a torch optimizer, pass the name of the transform that receives "
             'the state, such as link="Adam"'
         )
+    if adopter is not None:
+        _warn_of_dropped(adopter.path, pairs)
     for ours, theirs in pairs:
         for key in ours.keys() & theirs.keys():
             ours[key] = _in_own_dtype(ours[key], copy.deepcopy(theirs[key]))
@@ -100,6 +105,29 @@ def _adopted(link: Link, state: Mapping[str, Any], group: Mapping[str, Any]) -> 
     except ValueError as error:
         raise ValueError(f"take_over: link={link.path!r}: {error}") from None
     return {f"{link.path}/{name}": value for name, value in adopted.items()}
+
+
+def _warn_of_dropped(
+    path: str, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
+) -> None:
+    """Warn if a torch optimizer has state of each element that the link at a path does not keep.
+
+    For example, `Adam` does not keep the maximum of torch's Adamax. Without this maximum, the first
+    steps of `Adam` would be much too long.
+    """
+    dropped = {
+        key.removeprefix(f"{path}/")
+        for ours, theirs in pairs
+        for key, value in theirs.items()
+        if key.startswith(f"{path}/") and key not in ours
+        if isinstance(value, Tensor) and value.dim()
+    }
+    if dropped:
+        warn(
+            f"take_over: the checkpoint has the state {sorted(dropped)}, but {path} has no such "
+            f"state, so it is dropped. The next steps may be much too large unless {path} computes "
+            "the same update as the torch optimizer"
+        )
 
 
 def _in_own_dtype(ours: Any, theirs: Any) -> Any:

@@ -35,7 +35,10 @@ def sgd(
         Sutskever, Martens, Dahl, Hinton, "On the importance of initialization and momentum in deep
         learning", ICML 2013; torch.optim.SGD.
     """
-    summed = [Momentum(momentum, nesterov, dampening)] if momentum else []
+    if nesterov and not momentum:
+        raise ValueError("sgd: nesterov=True needs a momentum above 0: pass momentum=, such as 0.9")
+    running_sum = Momentum(momentum, nesterov, dampening)  # checks the arguments in any case
+    summed = [running_sum] if momentum else []
     return Chain(WeightDecay(weight_decay), *summed, LR(lr))
 
 
@@ -85,7 +88,8 @@ def adam(
 ) -> Chain:
     """Divide an average of gradients by the root of an average of their squares.
 
-    Weight decay is added to the gradient, as an L2 penalty.
+    Weight decay is added to the gradient, as an L2 penalty. For `decoupled_weight_decay=True` of
+    torch, use `adamw`.
 
     Reference:
         Kingma, Ba, "Adam: a method for stochastic optimization", arXiv 1412.6980; torch.optim.Adam.

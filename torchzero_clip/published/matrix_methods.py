@@ -119,7 +119,7 @@ def muon_plus(
     """Normalize the rows and then the columns of Muon's update (Muon+ row_col). For matrices only.
 
     The authors' code also multiplies the normalized update by √(rows / columns). It does not
-    multiply the decay.
+    multiply the decay. There is no `layout`, because `Normalize` measures whole parameters.
 
     Reference:
         Zhang et al., "Muon+: towards better Muon via one additional normalization step", arXiv
@@ -146,7 +146,7 @@ def adamuon(
     """Orthogonalize the signs of a momentum, then divide as in RMSprop. For matrices only.
 
     Both averages have the same decay rate. The elements of the update are about as large as the
-    elements of an Adam update.
+    elements of an Adam update. There is no `layout`, because `Normalize` measures whole parameters.
 
     Reference:
         Si et al., "AdaMuon: adaptive Muon optimizer", arXiv 2507.11005; Chongjie-Si/AdaMuon.
@@ -195,7 +195,8 @@ def nanochat(
     """Train matrices as nanochat does: MuonEq, Polar Express, a norm, NorMuon, cautious decay.
 
     If a matrix has more rows than columns, nanochat also multiplies the decay by √(rows / columns).
-    To do the same, put these matrices into a parameter group with a larger `weight_decay`.
+    To do the same, put these matrices into a parameter group with a larger `weight_decay`. There is
+    no `layout`, because `Normalize` measures whole parameters.
 
     Reference:
         karpathy/nanochat, `nanochat/optim.py`.
@@ -369,7 +370,8 @@ def soap_hyperball(
 
     This method is for matrices only. The authors train a GPT with 124 million weights with a
     learning rate of 0.018 that falls to zero. In the authors' code, a matrix of zeros stays zero.
-    Here, a matrix of zeros moves freely.
+    Here, a matrix of zeros moves freely. There is no `layout`, because `TrustRatio` and `Hyperball`
+    measure whole parameters.
 
     Reference:
         KellerJordan/modded-nanogpt, track 3, `results/20260518_soaph`; Wen et al., "Fantastic
@@ -424,6 +426,8 @@ def shampoo(
     `precondition_frequency`, which is 1 by default. Until the first renewal, the authors' code
     takes the step of Adam. Here, the first step already has eigenvectors. The authors' code cuts
     sides longer than `max_preconditioner_dim` into blocks. Here, such sides are not preconditioned.
+    The authors' code also preconditions vectors. Here, a vector moves along its gradient, without
+    momentum, by the norm of Adam's step. Give vectors to `Adam`, with `Partition`.
 
     Reference:
         Shi et al., "A distributed data-parallel PyTorch implementation of the distributed Shampoo
@@ -465,7 +469,8 @@ def kron(
     `every=None` is the official schedule. The official code decays only matrices. To do the same,
     put vectors into a group with `weight_decay=0`. The official code reshapes a tensor with three
     or more dims to (all but the last, last) if this shape is closer to a square. Here, such a
-    tensor is reshaped to (first, rest).
+    tensor is reshaped to (first, rest). There is no `layout`, because `ClipRMS` measures whole
+    parameters.
 
     Reference:
         Pooladzandi, Li, "Curvature-informed SGD via general purpose Lie-group preconditioners",

@@ -40,14 +40,19 @@ def kimi_k3(
         Kimi Team, "Kimi K3: open frontier intelligence", arXiv 2607.24653, section 2.5; Kimi Team,
         "Kimi K2: open agentic intelligence", arXiv 2507.20534, algorithm 1.
     """
-    clip = () if max_logits is None else (QKClip(max_logits, tau),)
+    clip = QKClip(max_logits or _no_logits, tau)  # checks `tau` in any case
+    last = () if max_logits is None else (clip,)
     return Chain(
         Momentum(momentum, nesterov),
         Orthogonalize(scale="match_rms_adamw", layout=layout),
         WeightDecay(weight_decay),
         LR(lr),
-        *clip,
+        *last,
     )
+
+
+def _no_logits(name: str, p: Tensor) -> None:
+    """Return None, because no logits are known."""
 
 
 @published

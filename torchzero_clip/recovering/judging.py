@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torchzero_clip.core.plurals import counted
+
 TIE = 1e-12
 """A standard deviation below this multiple of the mean is caused by rounding alone."""
 
@@ -72,9 +74,9 @@ def judged(looks: Sequence[Look], limit: float) -> tuple[list[bool], str]:
     broken = sum([look.broken and not look.skipped for look in looks])
     reasons = []
     if skipped:
-        reasons.append(f"{skipped} were skipped by a guard")
+        reasons.append(f"{skipped} {'was' if skipped == 1 else 'were'} skipped by a guard")
     if broken:
         reasons.append(f"{broken} had a NaN or infinite loss")
     if any(is_high):
         reasons.append(f"{sum(is_high)} had a loss above {limit:.4g}")
-    return is_bad, f"of the last {len(looks)} steps, {' and '.join(reasons)}"
+    return is_bad, f"of the last {counted(len(looks), 'step')}, {' and '.join(reasons)}"

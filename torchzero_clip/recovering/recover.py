@@ -13,6 +13,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from torchzero_clip.attach.handle import Attached
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.core.sharding.ranks import rank_and_world
 from torchzero_clip.core.tensor_kinds import wide
 from torchzero_clip.core.user_warnings import warn
@@ -316,7 +317,7 @@ class Recover:
         was = self.now
         failure = f"step {was.count}: {why}"
         need(self._ring, f"{failure}, and no snapshot exists yet: {EARLY}", RuntimeError)
-        often = f"and {self.most} rollbacks in a row did not help"
+        often = f"and {counted(self.most, 'rollback')} did not help"
         need(was.again < self.most, f"{failure}, {often}: {LASTING}", RuntimeError)
         is_trusted = 2 * was.again < self.most
         if not is_trusted and len(self._ring) > 1:

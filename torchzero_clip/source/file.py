@@ -21,10 +21,12 @@ from torchzero_clip.source.copied_functions import FUNCTIONS, METHODS
 from torchzero_clip.source.expressions import by_key
 from torchzero_clip.source.lines import Lines
 from torchzero_clip.source.long_lines import WIDTH, keyed
-from torchzero_clip.source.symbols import SourceError, constant, quoted
+from torchzero_clip.source.symbols import SourceError, constant, numbered, quoted
 from torchzero_clip.source.written_numbers import WrittenNumber
 from torchzero_clip.source.written_step import STAND_INS, WrittenStep, message
 
+ARGUMENTS = ("self", "params", "live", "chain", "torch")
+"""Names that mean something else in `__init__` of a file."""
 FOREACH_CALL = re.compile(r"torch\._foreach_(\w+)\(")
 
 
@@ -205,9 +207,7 @@ class File:
         yield "    def __init__("
         yield "        self,"
         yield "        params: Iterable[Any],"
-        arguments = {
-            key: key.replace("/", "_") for key, x in self.defaults.items() if x is not None
-        }
+        arguments = argument_names([key for key, x in self.defaults.items() if x is not None])
         functions = self.step.functions.arguments
         yield from (f"        {name}: Callable[[str, Tensor], Any]," for name in functions)
         for key, argument in arguments.items():
@@ -277,6 +277,20 @@ class File:
         for key, text in texts.items():
             yield from keyed(f'            state["{key}"] = {text}')
         yield "        return state"
+
+
+def argument_names(keys: Sequence[str]) -> dict[str, str]:
+    """Return, for each key of a group, the name of the argument of `__init__`.
+
+    The name of a link may contain any characters except a slash.
+    """
+    names: dict[str, str] = {}
+    for key in keys:
+        name = "".join([x if f"a{x}".isidentifier() else "_" for x in key])
+        if not name.isidentifier():
+            name = f"_{name}"
+        names[key] = next(x for x in numbered(name) if x not in {*ARGUMENTS, *names.values()})
+    return names
 
 
 def _moved(value: Any) -> Any:

@@ -142,6 +142,8 @@ class WrittenStep:
         before = self.recorder.flowing
         try:
             self._refuse_joined(link)
+            if rule.place == "first":
+                raise SourceError("the transform can skip a step")
             if isinstance(rule, QKClip):
                 return self._shrunk(bucket.seen_by(link))
             for inner in link.walk():

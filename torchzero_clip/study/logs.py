@@ -328,9 +328,8 @@ def cells_of(text: str, source: str, delimiter: str) -> dict[str, list[str]]:
                 )
             line = reader.line_num + 1
     except csv.Error as error:
-        raise ValueError(
-            f"Trace: line {line} of {source} has an opening quote without a closing quote: {error}"
-        ) from None
+        what = "an opening quote without a closing quote, or a very long cell"
+        raise ValueError(f"Trace: line {line} of {source} has {what}: {error}") from None
     return {cells[i].strip(): cells[width + i :: width] for i in range(width)}
 
 

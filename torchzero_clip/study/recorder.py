@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import weakref
 from collections.abc import Callable, Mapping
+from numbers import Real
 from os import PathLike
 from typing import Any
 
@@ -15,6 +16,7 @@ from typing_extensions import Self
 
 from torchzero_clip.attach import Attached
 from torchzero_clip.core.division import UnitIds
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.optimizer.chain_runner import ChainRunner
 from torchzero_clip.optimizer.metrics import units_of
 from torchzero_clip.study.live_file import LiveFile
@@ -295,7 +297,7 @@ class Recorder:
         self._fit()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._step} steps, capacity={self.capacity})"
+        return f"{type(self).__name__}({counted(self._step, 'step')}, capacity={self.capacity})"
 
 
 def number(name: str, value: Any) -> float | Tensor:
@@ -311,7 +313,8 @@ def number(name: str, value: Any) -> float | Tensor:
             kind = f"{value.dtype}, {value.layout}"
             raise TypeError(f"{wanted} that can be converted to float, got {name} of {kind}")
         return value.detach().reshape(()).clone()
-    if not isinstance(value, (int, float)):
+    is_number = isinstance(value, Real)  # NumPy's numbers are Real as well
+    if not is_number:
         raise TypeError(f"{wanted}, got {name}={value!r}")
     try:
         return float(value)

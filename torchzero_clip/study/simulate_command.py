@@ -11,10 +11,13 @@ from typing import Any
 
 from torchzero_clip.core import NormRule, from_config
 from torchzero_clip.core.description import Description
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.study.simulating import Simulation, simulate
 from torchzero_clip.study.trace import Trace
 
 RULES = ("ZClip(max_norm=None)", "AutoClip()", "ClipNormGrowth(dim='global')", "AdaGC()")
+PLOTS = (".png", ".svg", ".pdf")
+"""The ends of the file names of plots."""
 SHOWN_LENGTH = 80
 """The largest number of characters of a rule that an error message shows."""
 
@@ -38,23 +41,29 @@ def command(argv: Sequence[str]) -> Iterator[str]:
     add("--norms", help="the name of the column with the norms; by default the first such column")
     add("--out", default="simulate.png", help="the plot, as .png, .svg or .pdf (simulate.png)")
     options = parser.parse_intermixed_args(argv)  # options may be between the file and the rules
+    if not options.out.lower().endswith(PLOTS):
+        parser.error(f"--out must end in {' or '.join(PLOTS)}, got {options.out!r}")
     try:
         trace = Trace.read(options.run, options.norms)
         simulation = simulate(trace, *map(rule, options.rules or usual_rules(trace)))
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError, NotImplementedError) as error:
         parser.error(str(error))
-    per_row = f" (the largest of every {trace.stride} steps)" if trace.stride > 1 else ""
-    norms = "1 norm" if len(trace.names) == 1 else f"{len(trace.names)} norms"
+    rows = counted(len(trace), "step")
+    if trace.stride > 1:
+        rows = f"{counted(len(trace), 'row')}, one for every {trace.stride} steps,"
+    norms = counted(len(trace.names), "norm")
     middle = f"the median of the total norm is {trace.median:.4g}"
     if not trace.total.isfinite().any():
         middle = "all norms are NaN or infinite, so no rule can be simulated"
-    yield f"{len(trace)} steps with {norms}{per_row}; {middle}"
+    yield f"{rows} with {norms}; {middle}"
     yield from table(simulation)
     try:
         simulation.plot(options.out)
         drawn = f"The plot is in {options.out}."
     except ModuleNotFoundError as error:
         drawn = f"There is no plot: {error}."
+    except OSError as error:
+        parser.error(f"the plot cannot be written: {error}")
     yield f"{drawn} Clipping does not change later norms in a simulation, as it would in training."
 
 

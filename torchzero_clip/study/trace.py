@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.floats import GUARD
 from torchzero_clip.study.logs import Log, norms_of, read
 from torchzero_clip.study.recorder import Recorder
@@ -89,7 +90,7 @@ class Trace:
         return len(self.norms)
 
     def __repr__(self) -> str:
-        return f"Trace({len(self)} steps, {len(self.names)} units)"
+        return f"Trace({counted(len(self), 'step')}, {counted(len(self.names), 'unit')})"
 
     @property
     def total(self) -> Tensor:
@@ -143,7 +144,7 @@ class Trace:
         a file of a `Recorder` or of `write`, each row is a step, and its norm may be unknown.
 
         The column "stands_for" has the number of steps of each row. In a file without this column,
-        the number of steps is the difference between the first two step numbers.
+        the number of steps is the median difference between two consecutive step numbers.
 
         Args:
             path: The file.
@@ -228,12 +229,13 @@ def stride_of(steps: Tensor | None, counts: Tensor | None) -> int:
     """Return how many steps each row has.
 
     Args:
-        steps: The step numbers, if they are known. Without `counts`, their difference is used.
+        steps: The step numbers, if they are known. Without `counts`, their median difference is
+            used, because a log may begin with an extra row for the first step.
         counts: The column `ROW` that a `Recorder` wrote, or None.
     """
     if counts is not None and len(counts) and counts.isfinite().all():
         return max(1, int(counts.amax().clamp(max=MOST_STEPS)))
-    return 1 if steps is None or len(steps) < 2 else max(1, int(steps[1] - steps[0]))
+    return 1 if steps is None or len(steps) < 2 else max(1, int(steps.diff().median()))
 
 
 def norm_of_all(norms: Tensor) -> Tensor:

@@ -48,8 +48,11 @@ ROWS = [
             "without vectors": lambda: AGC(0.1, exclude_1d=True),
             **scopes(lambda dim=None, **kw: AGC(0.1, dim=dim), inverse=False),
         },
-        bad=[({"dim": "row"}, ValueError, "dim must be")],
-        loose={"1e9": lambda: AGC(1e9, 1.0)},
+        bad=[
+            ({"dim": "row"}, ValueError, "dim must be"),
+            ({"clipping": inf, "eps": 0.0}, ValueError, "eps must be above 0 if clipping is inf"),
+        ],
+        loose={"1e9": lambda: AGC(1e9, 1.0), "inf": lambda: AGC(inf)},
         nonfinite="scaled",
         complex="turns",
         scope={"tensor": "slices"},
@@ -62,11 +65,14 @@ ROWS = [
         },
         bad=[
             *BAD_SLICES,
-            (
-                {"bounds": (2.0, 1.0)},
-                ValueError,
-                "bounds= must be a pair (low, high) with low at most high, got",
-            ),
+            *[
+                (
+                    {"bounds": bounds},
+                    ValueError,
+                    "bounds= must be a pair (low, high) with low finite and at most high, got",
+                )
+                for bounds in [(2.0, 1.0), (inf, inf)]
+            ],
         ],
         loose={"1": lambda: TrustRatio(bounds=(1.0, 1.0))},
         nonfinite="scaled",

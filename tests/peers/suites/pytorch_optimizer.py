@@ -64,7 +64,7 @@ def put_ours() -> None:
             try:
                 super().__init__(*args, **kwargs)
             except ValueError as error:
-                if ": lr must be a number of at least 0" in str(error):
+                if ": lr must be a finite number of at least 0" in str(error):
                     raise exception.NegativeLRError(-1.0) from error
                 raise
 

@@ -17,8 +17,11 @@ from .chains import defaults
 TORCHS = {"Tensor lr must be 1-element": (TypeError, "lr must be a number")}
 ADAMS = (
     ({"betas": (1.0, 0.0)}, "Adam: betas must be 2 numbers, each of at least 0 and below 1"),
-    ({"weight_decay": -1}, "WeightDecay: weight_decay must be a number of at least 0, got -1"),
-    ({"eps": -1.0}, "Adam: eps must be a number of at least 0, got -1.0"),
+    (
+        {"weight_decay": -1},
+        "WeightDecay: weight_decay must be a finite number of at least 0, got -1",
+    ),
+    ({"eps": -1.0}, "Adam: eps must be a finite number of at least 0, got -1.0"),
 )
 BASE: dict[str, dict[str, Any]] = {  # with which twenty steps show where they go
     "dadapt_adam": {"d0": 0.01, "growth_rate": 1.02},  # from 1e-6 on they would look for a rate

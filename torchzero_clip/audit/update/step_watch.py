@@ -15,6 +15,7 @@ from typing_extensions import Self
 
 from torchzero_clip.audit.update.fingerprints import fingerprint, tensors_in
 from torchzero_clip.audit.update.step_sums import Rates
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.core.sharding.layout import local, placements
 
 StatePrints = dict[str, dict[str, int]]
@@ -208,7 +209,7 @@ def in_bytes(size: int) -> str:
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= factor:
             return f"{size / factor:.3g} {unit}"
-    return f"{size} bytes"
+    return counted(size, "byte")
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -17,6 +17,7 @@ from torchzero_clip.audit.update.replicas import drifted, groups_of_replicas
 from torchzero_clip.audit.update.step_sums import Observed, Rates, StepSums, measured
 from torchzero_clip.audit.update.step_watch import StepWatch, gradient_of
 from torchzero_clip.audit.update.update_report import Behavior, Findings
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.core.sharding.layout import local
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def _about_steps(watch: StepWatch, steps: int, findings: Findings) -> None:
         if made - skipped == 0:
             findings.add("no-step", f"{name} made no step in the block{_why_no_step(watch)}")
         elif made != steps:
-            what = f"{name} made {made} steps in the block, and {steps} were expected"
+            what = f"{name} made {counted(made, 'step')} in the block instead of {steps}"
             findings.add("several-steps", what)
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from torchzero_clip.audit.update.kinds import StepKind
 from torchzero_clip.audit.update.step_sums import StepSums
 from torchzero_clip.core.names import NUMBER, without_numbers
+from torchzero_clip.core.plurals import counted
 
 CODES = {
     "no-step": "the optimizer made no step in the block",
@@ -201,17 +202,16 @@ class UpdateReport:
     def __str__(self) -> str:
         if not self.ended:
             return "audit_update: the block has not ended, or it raised an error"
-        steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
+        steps = counted(self.steps, "step")
         count = sum([len(row.names) for row in self.rows])
-        parameters = "1 parameter" if count == 1 else f"{count} parameters"
+        parameters = counted(count, "parameter")
         lines = [f"{steps} of {self.optimizer}, {parameters}:"]
         lines += _table([HEADER, *[row.cells() for row in self.rows]])
         if self.notes:
             lines.append("Not checked:")
             lines += _wrapped(self.notes)
         if self.findings:
-            count = len(self.findings)
-            lines.append("1 finding:" if count == 1 else f"{count} findings:")
+            lines.append(f"{counted(len(self.findings), 'finding')}:")
             lines += _wrapped(map(str, self.findings))
         else:
             lines.append("No findings.")
@@ -354,7 +354,7 @@ def shown(names: Sequence[str]) -> str:
         alike.setdefault(without_numbers(name), []).append(name)
     texts = [with_count(each) for each in alike.values()]
     more = [f"{len(texts) - NAMES_SHOWN} more"] if len(texts) > NAMES_SHOWN else []
-    return f"{len(names)} parameters: {', '.join([*texts[:NAMES_SHOWN], *more])}"
+    return f"{counted(len(names), 'parameter')}: {', '.join([*texts[:NAMES_SHOWN], *more])}"
 
 
 def with_count(names: Sequence[str]) -> str:

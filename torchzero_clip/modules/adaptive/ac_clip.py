@@ -13,7 +13,7 @@ class ACClip(Transform):
 
     Use it in place of momentum if the gradients have heavy tails.
 
-    u ← m · min(1, τ / (|m| + eps));   m ← β₁ m + (1 - β₁) u,   τ ← β₂ τ + (1 - β₂) |u|
+    m ← β₁ m + (1 - β₁) u,   τ ← β₂ τ + (1 - β₂) |u|;   u ← m · min(1, τ / (|m| + eps))
 
     The limit τ of an element is the average magnitude of the gradients of this element. The average
     includes the current gradient. If an element is NaN or infinite, the averages m and τ of the

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Reach, Scope, UnitState
-from torchzero_clip.core.bounds import NonNegative, Share, Whole
+from torchzero_clip.core.bounds import Share, Threshold, Whole
 from torchzero_clip.modules.adaptive.criterion import blend
 
 
@@ -49,8 +49,8 @@ class AdaGC(NormRule):
         arXiv 2502.11034.
     """
 
-    rel: Live[NonNegative] = 1.05
-    abs: Live[NonNegative] = 1.0
+    rel: Live[Threshold] = 1.05
+    abs: Live[Threshold] = 1.0
     beta: Live[Share] = 0.98
     warmup_steps: Whole = 100
     dim: Scope = None

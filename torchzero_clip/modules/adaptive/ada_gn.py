@@ -18,7 +18,7 @@ class AdaGN(NormRule):
     Use `AdaGN` after `AdaClip` and before `Adam`. The three rules together are the method
     Stable-SPAM.
 
-    u ← u / ‖u‖ · m̂ / (√v̂ + eps);   m ← β₁ m + (1 - β₁) ‖u‖,   v ← β₂ v + (1 - β₂) ‖u‖²
+    m ← β₁ m + (1 - β₁) ‖u‖,   v ← β₂ v + (1 - β₂) ‖u‖²;   u ← u / ‖u‖ · m̂ / (√v̂ + eps)
 
     Here m̂ and v̂ are m and v with bias correction. If norms stay constant, the new norm is 1.
     After a spike the new norm is below 1, because a spike raises √v̂ more than m̂. If an update

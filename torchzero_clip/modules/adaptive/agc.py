@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
-from torchzero_clip.core.bounds import NonNegative
+from torchzero_clip.core.bounds import NonNegative, Threshold
 
 
 class AGC(NormRule):
@@ -24,7 +25,7 @@ class AGC(NormRule):
 
     Args:
         clipping: The largest ratio of the norm of the update to the norm of the weight.
-            Default: 0.01.
+            `math.inf` never clips. Default: 0.01.
         eps: The smallest ‖w‖ in the formula, so that a weight at zero can move. Default: 1e-3.
         exclude_1d: If True, parameters with fewer than two dims pass unchanged. This needs
             `dim="unit"` or `dim=None`. Default: False.
@@ -42,7 +43,7 @@ class AGC(NormRule):
         arXiv 2102.06171.
     """
 
-    clipping: Live[NonNegative] = 0.01
+    clipping: Live[Threshold] = 0.01
     eps: Live[NonNegative] = 1e-3
     exclude_1d: bool = False
     dim: Any = "unit"
@@ -52,6 +53,16 @@ class AGC(NormRule):
     @property
     def scope(self) -> Scope:
         return () if self._of_units() else self.dim
+
+    def check(self) -> None:
+        super().check()
+        if isinstance(self.clipping, Tensor) or isinstance(self.eps, Tensor):
+            return  # reading a tensor would synchronize with the device
+        if self.clipping == math.inf and self.eps == 0:
+            raise ValueError(
+                "AGC: eps must be above 0 if clipping is infinite, because a zero weight would "
+                f"have a limit of NaN, got {self.eps!r}"
+            )
 
     def _of_units(self) -> bool:
         """Return whether `dim` is a scope of the paper: one norm per unit, or per tensor."""

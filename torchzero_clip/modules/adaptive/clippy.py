@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchzero_clip.core import Bucket, Group, Live, NormRule, State, TensorList
-from torchzero_clip.core.bounds import NonNegative
+from torchzero_clip.core.bounds import NonNegative, Threshold
 
 
 class Clippy(NormRule):
@@ -21,7 +21,7 @@ class Clippy(NormRule):
         relative: The largest change of a weight per step, as a fraction of the weight.
             Default: 0.1.
         absolute: A constant that is added to the limit, so that a weight at zero can move.
-            Default: 1e-7.
+            `math.inf` never clips. Default: 1e-7.
 
     Example:
         >>> import torch
@@ -35,7 +35,7 @@ class Clippy(NormRule):
     """
 
     relative: Live[NonNegative] = 0.1
-    absolute: Live[NonNegative] = 1e-7
+    absolute: Live[Threshold] = 1e-7
 
     ord = "linf"
     widens = True

@@ -87,9 +87,10 @@ def check_clipping(criterion: Any) -> None:
 def blend_squares(old: Tensor, new: Tensor, keep: float | Tensor) -> Tensor:
     """Return √(keep · old² + (1 - keep) · new²).
 
-    The state stores the root, because squares could overflow.
+    The state stores the root, because squares could overflow. A small square after a huge one
+    counts in full, also if `keep` is 0.
     """
-    return blend(old * old, new * new, keep).sqrt()
+    return (keep * old**2 + (1 - keep) * new**2).sqrt()
 
 
 def blend(old: Tensor, new: Tensor, keep: float | Tensor) -> Tensor:

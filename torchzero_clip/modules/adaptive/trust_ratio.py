@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
-from torchzero_clip.core.bounds import NonNegative
+from torchzero_clip.core.bounds import NonNegative, Threshold
 
 
 class TrustRatio(NormRule):
@@ -46,7 +46,7 @@ class TrustRatio(NormRule):
     dim: Scope = None
     inverse_dims: bool = False
     min_size: int = 1
-    bounds: Live[tuple[NonNegative, NonNegative]] = (0.0, math.inf)
+    bounds: Live[tuple[Threshold, Threshold]] = (0.0, math.inf)
 
     sets_norm = True
     leaves = "own"
@@ -56,10 +56,12 @@ class TrustRatio(NormRule):
     def check(self) -> None:
         super().check()
         low, high = self.bounds
-        if not isinstance(low, Tensor) and not isinstance(high, Tensor) and low > high:
+        if isinstance(low, Tensor) or isinstance(high, Tensor):
+            return  # reading a tensor would synchronize with the device
+        if low > high or low == math.inf:
             raise ValueError(
-                "TrustRatio: bounds= must be a pair (low, high) with low at most high, got "
-                f"{self.bounds!r}"
+                "TrustRatio: bounds= must be a pair (low, high) with low finite and at most high, "
+                f"got {self.bounds!r}"
             )
 
     def limit(self, norm: Tensor, state: UnitState, group: Group) -> Tensor | float:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
-from torchzero_clip.core.bounds import NonNegative, Share
+from torchzero_clip.core.bounds import Share, Threshold
 from torchzero_clip.modules.adaptive.adaptive_rule import AdaptiveRule
 from torchzero_clip.modules.adaptive.criterion import Criterion, blend, none_yet
 
@@ -40,7 +40,7 @@ class ZScoreClip(AdaptiveRule):
         >>> opt = Modular(model.parameters(), ZScoreClip(), Adam(), LR(1e-3))
     """
 
-    zmax: Live[NonNegative] = 3.0
+    zmax: Live[Threshold] = 3.0
     ema_decay: Live[Share] = 0.99
     warmup_steps: int = 20
     dim: Scope = "global"

@@ -23,8 +23,8 @@ class WeightEMA(Transform):
     Args:
         decay: The decay rate of the average e. Default: 0.999.
         every: Update the average every `every` steps. Default: 1.
-        warmup: If True, the n-th update of the average, counted from 0, uses the decay
-            min(decay, (1 + n) / (10 + n)). The average then follows the weights faster at first.
+        warmup: If True, update n of the average uses the decay min(decay, (1 + n) / (10 + n)),
+            where the start is update 0. The average then follows the weights faster at first.
             Default: False.
 
     Example:

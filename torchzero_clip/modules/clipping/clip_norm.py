@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Ord, Scope, UnitState
-from torchzero_clip.core.bounds import NonNegative
+from torchzero_clip.core.bounds import Threshold
 
 
 class ClipNorm(NormRule):
@@ -43,7 +43,7 @@ class ClipNorm(NormRule):
         arXiv 1211.5063.
     """
 
-    max_norm: Live[NonNegative]
+    max_norm: Live[Threshold]
     ord: Ord = 2
     dim: Scope = None
     inverse_dims: bool = False

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Ord, Scope, UnitState
-from torchzero_clip.core.bounds import AtLeastOne, NonNegative
+from torchzero_clip.core.bounds import AtLeastOne, Threshold
 
 
 class ClipNormGrowth(NormRule):
@@ -44,9 +44,9 @@ class ClipNormGrowth(NormRule):
         >>> opt = Modular(model.parameters(), ClipNormGrowth(dim="global"), Adam(), LR(1e-3))
     """
 
-    add: Live[NonNegative | None] = None
+    add: Live[Threshold | None] = None
     mul: Live[AtLeastOne | None] = 1.5
-    min_value: Live[NonNegative | None] = 1e-4
+    min_value: Live[Threshold | None] = 1e-4
     max_decay: Live[AtLeastOne | None] = 2.0
     ord: Ord = 2
     parameterwise: bool = True

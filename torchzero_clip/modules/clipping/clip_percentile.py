@@ -24,7 +24,7 @@ class ClipPercentile(Transform):
 
     Args:
         percentile: The percentile, from 0 to 100. With 0 the limit is the smallest magnitude. With
-            100 nothing changes.
+            100 nothing changes. NaN counts as the largest magnitude.
         dim: None for a separate percentile per tensor, or "global" for one percentile of all
             tensors. Default: None.
 

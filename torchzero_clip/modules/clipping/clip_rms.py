@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Scope, UnitState
-from torchzero_clip.core.bounds import NonNegative
+from torchzero_clip.core.bounds import Threshold
 
 
 class ClipRMS(NormRule):
@@ -37,7 +37,7 @@ class ClipRMS(NormRule):
         arXiv 1804.04235; Wortsman et al., arXiv 2304.13013.
     """
 
-    max_rms: Live[NonNegative] = 1.0
+    max_rms: Live[Threshold] = 1.0
     dim: Scope = None
     inverse_dims: bool = False
     min_size: int = 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
-from torchzero_clip.core.bounds import NonNegative
+from torchzero_clip.core.bounds import Threshold
 from torchzero_clip.core.traits import Bounding
 
 
@@ -26,7 +26,7 @@ class ClipValue(Transform, Bounding):
         >>> opt = Modular(model.parameters(), ClipValue(0.5), Momentum(0.9), LR(1e-2))
     """
 
-    value: Live[NonNegative]
+    value: Live[Threshold]
 
     complex = "refuse"
     largest_entry = "value"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, zeros_like_state
-from torchzero_clip.core.bounds import AtLeastOne, NonNegative
+from torchzero_clip.core.bounds import AtLeastOne, Threshold
 from torchzero_clip.modules.clipping.clip_norm_growth import check_growth
 
 
@@ -39,9 +39,9 @@ class ClipValueGrowth(Transform):
         >>> opt = Modular(model.parameters(), ClipValueGrowth(), Momentum(0.9), LR(1e-2))
     """
 
-    add: Live[NonNegative | None] = None
+    add: Live[Threshold | None] = None
     mul: Live[AtLeastOne | None] = 1.5
-    min_value: Live[NonNegative | None] = 1e-4
+    min_value: Live[Threshold | None] = 1e-4
     max_decay: Live[AtLeastOne | None] = 2.0
 
     complex = "refuse"

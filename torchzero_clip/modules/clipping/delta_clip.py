@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Ord, Scope, UnitState
-from torchzero_clip.core.bounds import Fraction, NonNegative
+from torchzero_clip.core.bounds import Fraction, Threshold
 
 
 class DeltaClip(NormRule):
@@ -38,7 +38,7 @@ class DeltaClip(NormRule):
         arXiv 2404.08624.
     """
 
-    max_norm: Live[NonNegative]
+    max_norm: Live[Threshold]
     delta: Live[Fraction] = 1e-3
     ord: Ord = 2
     dim: Scope = None

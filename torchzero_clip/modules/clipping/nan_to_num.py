@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
+from torchzero_clip.core.bounds import Finite
 
 
 class NanToNum(Transform):
-    """NanToNum replaces NaN, +inf and -inf in the update with finite numbers.
+    """Replacement of NaN, +inf and -inf in the update, by default with zeros.
 
     This rule hides NaN gradients. Prefer `Guard`, which skips a step with NaN gradients.
 
@@ -16,8 +17,8 @@ class NanToNum(Transform):
 
     Args:
         nan: The value that replaces NaN. Default: 0.0.
-        posinf: The value that replaces +inf. Default: 0.0.
-        neginf: The value that replaces -inf. Default: 0.0.
+        posinf: The value that replaces +inf. `math.inf` keeps +inf. Default: 0.0.
+        neginf: The value that replaces -inf. `-math.inf` keeps -inf. Default: 0.0.
 
     Example:
         >>> import torch
@@ -26,7 +27,7 @@ class NanToNum(Transform):
         >>> opt = Modular(model.parameters(), NanToNum(), ClipNorm(1.0), Adam(), LR(1e-3))
     """
 
-    nan: Live[float] = 0.0
+    nan: Live[Finite] = 0.0
     posinf: Live[float] = 0.0
     neginf: Live[float] = 0.0
 

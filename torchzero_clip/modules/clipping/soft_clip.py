@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, NormRule, Ord, Scope, UnitState
-from torchzero_clip.core.bounds import NonNegative
+from torchzero_clip.core.bounds import Threshold
 
 
 class SoftClip(NormRule):
@@ -33,7 +33,7 @@ class SoftClip(NormRule):
         >>> opt = Modular(model.parameters(), SoftClip(1.0, dim="global"), Adam(), LR(1e-3))
     """
 
-    max_norm: Live[NonNegative]
+    max_norm: Live[Threshold]
     ord: Ord = 2
     dim: Scope = None
     inverse_dims: bool = False

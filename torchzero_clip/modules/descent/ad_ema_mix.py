@@ -19,7 +19,7 @@ class AdEMAMix(Transform):
     Use it for long runs, in which very old gradients still help. The state has one more tensor per
     parameter than the state of `Adam`.
 
-    u ← (m̂ + alpha · s) / (√v̂ + eps);   s ← β₃ s + (1 - β₃) u
+    s ← β₃ s + (1 - β₃) u;   u ← (m̂ + alpha · s) / (√v̂ + eps)
 
     Here m̂ and v̂ are the averages of `Adam`. The slow average s starts at zero, without bias
     correction.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import torch
@@ -44,7 +45,7 @@ class Adafactor(NormRule):
         arXiv 1804.04235.
     """
 
-    beta2_decay: Live[Annotated[float, Within(at_most=0)]] = -0.8
+    beta2_decay: Live[Annotated[float, Within(above=-math.inf, at_most=0)]] = -0.8
     eps: Live[tuple[NonNegative | None, NonNegative]] = (None, 1e-3)
     d: Live[AtLeastOne] = 1.0
 

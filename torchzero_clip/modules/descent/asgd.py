@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
-from torchzero_clip.core.bounds import NonNegative
+from torchzero_clip.core.bounds import NonNegative, Threshold
 from torchzero_clip.core.state import statistic
 
 
@@ -26,7 +26,7 @@ class ASGD(Transform):
             steps shrink. Default: 1e-4.
         alpha: The exponent in the formula of η. A larger exponent shrinks the steps faster.
             Default: 0.75.
-        t0: The step after which averaging starts. Default: 1e6.
+        t0: The step after which averaging starts. With `math.inf`, it never starts. Default: 1e6.
 
     Example:
         >>> import torch
@@ -42,7 +42,7 @@ class ASGD(Transform):
     lr: Live[NonNegative] = 1e-2
     lambd: Live[NonNegative] = 1e-4
     alpha: Live[NonNegative] = 0.75
-    t0: Live[NonNegative] = 1e6
+    t0: Live[Threshold] = 1e6
 
     leaves = "set"
     pure = True

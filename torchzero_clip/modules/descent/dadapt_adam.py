@@ -23,8 +23,8 @@ class DAdaptAdam(Transform):
 
     Here d is one number for the whole model. It is a lower bound of the distance from the first
     weights to the solution. The vector s is a running average of lr d u. The number r is a running
-    average of lr d ⟨u, s / (√v + eps)⟩. Both averages cover the whole model, with the decay rate
-    √β₂.
+    average of lr d ⟨u, s / (√v + eps)⟩, with s and v from before the step. Both averages cover the
+    whole model, with the decay rate √β₂.
 
     Args:
         lr: A factor that multiplies the estimated learning rate d. Default: 1.0.

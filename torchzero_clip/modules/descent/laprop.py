@@ -14,7 +14,7 @@ class LaProp(Transform):
 
     `LaProp` is more stable than `Adam` if β₁ is close to β₂ or above β₂.
 
-    m ← β₁ m + (1 - β₁) lr · u / (√v̂ + eps);   u ← m / r;   r ← β₁ r + (1 - β₁) lr
+    m ← β₁ m + (1 - β₁) lr · u / (√v̂ + eps);   r ← β₁ r + (1 - β₁) lr;   u ← m / r
 
     Here v̂ is the average of u² with bias correction, as in `Adam`. Each divided gradient enters m
     with the learning rate of that step as its weight. The learning rate comes from `LR`. The number

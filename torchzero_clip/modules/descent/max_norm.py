@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Live, NormRule, Ord, Scope, State, TensorList, Units
-from torchzero_clip.core.bounds import NonNegative
+from torchzero_clip.core.bounds import Threshold
 
 
 class MaxNorm(NormRule):
@@ -40,7 +40,7 @@ class MaxNorm(NormRule):
         JMLR 15 (2014).
     """
 
-    max_norm: Live[NonNegative]
+    max_norm: Live[Threshold]
     ord: Ord = 2
     dim: Scope = None
     inverse_dims: bool = False

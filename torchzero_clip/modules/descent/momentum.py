@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from torchzero_clip.core import (
     counter,
     zeros_like_state,
 )
-from torchzero_clip.core.bounds import Within
+from torchzero_clip.core.bounds import NonNegative, Within
 from torchzero_clip.core.torch_private import fused
 from torchzero_clip.core.traits import Smoothing
 from torchzero_clip.core.user_warnings import warn
@@ -53,9 +54,9 @@ class Momentum(Transform, Smoothing):
         >>> opt = Modular(model.parameters(), Momentum(0.9, nesterov=True), LR(0.1))
     """
 
-    momentum: Live[float] = 0.9
+    momentum: Live[NonNegative] = 0.9
     nesterov: bool = False
-    dampening: Live[Annotated[float, Within(at_most=1)]] = 0.0
+    dampening: Live[Annotated[float, Within(above=-math.inf, at_most=1)]] = 0.0
 
     state_kinds = {"momentum_buffer": "linear"}
     per_entry = True
@@ -105,8 +106,7 @@ class Momentum(Transform, Smoothing):
 
 
 def check_momentum(rule: Transform) -> None:
-    """Raise ValueError if `momentum` is below 0. Warn if it is 1 or more, which torch accepts."""
-    rule.require("momentum", at_least=0)
+    """Warn if `momentum` is 1 or more, which torch accepts."""
     value = vars(rule)["momentum"]
     if isinstance(value, Tensor) and (value.device.type != "cpu" or torch.compiler.is_compiling()):
         return  # reading the value would synchronize with the device

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform
-from torchzero_clip.core.bounds import NonNegative, Share
+from torchzero_clip.core.bounds import NonNegative, Share, Within
 from torchzero_clip.core.state import averages_of, statistic
 
 
@@ -37,7 +37,7 @@ class NAdam(Transform):
 
     betas: Live[tuple[Share, Share]] = (0.9, 0.999)
     eps: Live[NonNegative] = 1e-8
-    momentum_decay: Live[NonNegative] = 4e-3
+    momentum_decay: Live[Annotated[float, Within(at_least=0)]] = 4e-3
 
     state_kinds = {"exp_avg": "linear", "exp_avg_sq": "squares"}
     leaves = "ones"

@@ -40,7 +40,7 @@ class RMSprop(Transform):
 
     alpha: Live[Share | None] = 0.99
     eps: Live[NonNegative] = 1e-8
-    momentum: float = 0.0
+    momentum: NonNegative = 0.0
     centered: bool = False
 
     borrows = (("alpha", "beta", None),)

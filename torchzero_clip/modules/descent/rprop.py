@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
-from torchzero_clip.core.bounds import NonNegative, Positive
+from torchzero_clip.core.bounds import NonNegative, Positive, Threshold
 
 
 class Rprop(Transform):
@@ -22,7 +24,8 @@ class Rprop(Transform):
         lr: The first step size of every element. If you change `lr` later, the change affects only
             parameters without state. Default: 1e-2.
         etas: (η⁻, η⁺): η⁻ shrinks a step size, and η⁺ increases a step size. Default: (0.5, 1.2).
-        step_sizes: The smallest and the largest step size. Default: (1e-6, 50.0).
+        step_sizes: The smallest and the largest step size. The largest may be `math.inf`.
+            Default: (1e-6, 50.0).
 
     Example:
         >>> import torch
@@ -37,7 +40,7 @@ class Rprop(Transform):
 
     lr: Live[NonNegative] = 1e-2
     etas: Live[tuple[Positive, Positive]] = (0.5, 1.2)
-    step_sizes: Live[tuple[NonNegative, NonNegative]] = (1e-6, 50.0)
+    step_sizes: Live[tuple[Threshold, Threshold]] = (1e-6, 50.0)
 
     leaves = "own"
     pure = True
@@ -51,6 +54,12 @@ class Rprop(Transform):
             raise ValueError(
                 "Rprop: etas must be a pair (low, high) with low below 1 and high above 1, "
                 f"got {self.etas!r}"
+            )
+        sizes = [x for x in self.step_sizes if isinstance(x, (int, float))]
+        if len(sizes) == 2 and (sizes[0] > sizes[1] or sizes[0] == math.inf):
+            raise ValueError(
+                "Rprop: step_sizes must be a pair (low, high) with low finite and at most high, "
+                f"got {self.step_sizes!r}"
             )
 
     def init(self, param: Tensor) -> dict[str, Tensor]:

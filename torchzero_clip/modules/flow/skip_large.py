@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, UnitState
-from torchzero_clip.core.bounds import Count, NonNegative
+from torchzero_clip.core.bounds import Count, Threshold
 from torchzero_clip.modules.flow.step_guard import LARGE, NONFINITE, _Seen, _StepGuard
 
 
@@ -30,7 +30,7 @@ class SkipLarge(_StepGuard):
         >>> opt = Modular(model.parameters(), SkipLarge(100.0), Adam(), LR(1e-3))
     """
 
-    max_norm: Live[NonNegative]
+    max_norm: Live[Threshold]
     max_consecutive: Count | None = None
 
     clips = True

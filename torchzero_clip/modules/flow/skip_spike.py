@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, UnitState
-from torchzero_clip.core.bounds import Count, NonNegative, Whole, Within
+from torchzero_clip.core.bounds import Count, Threshold, Whole, Within
 from torchzero_clip.core.norms.numeric import safe_scale
 from torchzero_clip.modules.flow.step_guard import LOSS, NONFINITE, SPIKE, _Seen, _StepGuard
 
@@ -56,7 +56,7 @@ class SkipSpike(_StepGuard):
     """
 
     window: Annotated[int, Within(at_least=2)] = 128
-    sigmas: Live[NonNegative] = 6.0
+    sigmas: Live[Threshold] = 6.0
     least: int = 64
     patience: Whole = 20
     keep_skipped: bool = False

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Transform, Units, UnitState, keep_number
 from torchzero_clip.core.norms import NAMED
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.core.sharding.collectives import gather
 from torchzero_clip.core.tensor_kinds import wide
 from torchzero_clip.core.torch_private import assert_async
@@ -146,14 +147,13 @@ class _StepGuard(Transform):
         most: int | None = getattr(self, "max_consecutive", None)
         if most is None:
             return
-        why = f"steps in a row were skipped because of {self.reason}"
-        message = f"{type(self).__name__}: {{}} {why}"
+        message = f"{type(self).__name__}: skipped {{}} in a row because of {self.reason}"
         if torch.compiler.is_compiling():
-            assert_async(consecutive[0] < most, message.format(most))
+            assert_async(consecutive[0] < most, message.format(counted(most, "step")))
             return
         bucket = units.buckets[0]
         unread_steps = int(bucket.group_state.get(f"{bucket.bound.path}/unseen", 0)) + 1
         keep_number([bucket], "unseen", unread_steps % most)
         if unread_steps >= most and (count := int(consecutive.item())) >= most:
             units.store({"consecutive": torch.zeros_like(consecutive)})
-            raise RuntimeError(message.format(count))
+            raise RuntimeError(message.format(counted(count, "step")))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Group, Live, State, TensorList, TensorwiseTransform
-from torchzero_clip.core.bounds import NonNegative
+from torchzero_clip.core.bounds import Threshold
 from torchzero_clip.core.layout_patterns import MatrixLayout
 from torchzero_clip.core.logical_matrices import LogicalMatrices, matrices_of
 from torchzero_clip.core.norms import readable
@@ -59,7 +59,7 @@ class ClipSpectral(TensorwiseTransform):
         Jiang et al., "Enhancing LLM training via spectral clipping", arXiv 2603.14315.
     """
 
-    max_norm: Live[NonNegative]
+    max_norm: Live[Threshold]
     layout: MatrixLayout = None
 
     reach = "tensor"

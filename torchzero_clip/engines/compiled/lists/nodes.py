@@ -98,9 +98,9 @@ class Nodes:
         each = x.tensors if isinstance(x, TensorList) else x
         if len(each) != self.count:
             raise ValueError(
-                f"a list operand must have one element for each of the {self.count} tensors in the "
-                f"TensorList, got {len(each)}. To use one value for all tensors, pass a number or "
-                "a 0-dim tensor"
+                "a list operand must have one element per tensor of the TensorList, here "
+                f"{self.count}, got {len(each)}. To use one value for all tensors, pass a number "
+                "or a 0-dim tensor"
             )
         if not any([isinstance(t, Tensor) for t in each]):
             return self._vector(numbers([float(t) for t in each], self.device))
@@ -133,8 +133,8 @@ class Nodes:
         """Record a vector of numbers or flags."""
         if kind == "vector" and x.shape != (self.count,):
             raise ValueError(
-                f"a vector operand must have one element for each of the {self.count} tensors in "
-                f"the TensorList, got shape {tuple(x.shape)}. To use one value for all tensors, "
+                "a vector operand must have one element per tensor of the TensorList, here "
+                f"{self.count}, got shape {tuple(x.shape)}. To use one value for all tensors, "
                 "pass a number or a 0-dim tensor"
             )
         if x.is_complex():

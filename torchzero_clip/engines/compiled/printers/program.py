@@ -97,6 +97,10 @@ class Program(NamedTuple):
         stored = {value for _, value in self.stores}
         for i, (name, node) in enumerate(self.nodes):
             x, *others = [known[kind][which] if kind in known else which for kind, which in node]
+            others = [
+                _of_dtype(row, x) if kind == "row" else row
+                for (kind, _), row in zip(node[1:], others, strict=True)
+            ]
             if name == "to":
                 x = x.to(getattr(torch, others[0].removeprefix("torch.")))
             elif name != "load":
@@ -109,6 +113,14 @@ class Program(NamedTuple):
         for i, value in self.stores:
             operands["buffer"][i].copy_(values[value])
         return values
+
+
+def _of_dtype(row: Tensor, x: Tensor) -> Tensor:
+    """Return the numbers of slices in the dtype of the elements, as in compiled kernels.
+
+    PyTorch would compute float32 elements and float64 numbers of slices in float64.
+    """
+    return row.to(x.dtype) if x.is_floating_point() else row
 
 
 @cache

@@ -22,6 +22,7 @@ from torch.fx import Graph
 from torch.fx import Node as GraphNode
 
 from torchzero_clip.core.norms.numeric import vector_norm
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.core.torch_private import schema
 from torchzero_clip.engines.compiled.printers.operators import ATEN, OPERATORS, REDUCTIONS
 from torchzero_clip.engines.compiled.printers.program import Relaunch
@@ -152,7 +153,7 @@ class Lowering(GraphRegions):
     ) -> VectorNode:
         """Return a node that computes each element of `out` from operands of the same shape."""
         if math.prod(out.shape) > self._max_elements:
-            raise Unsupported(f" of {math.prod(out.shape)} elements")
+            raise Unsupported(f" of {counted(math.prod(out.shape), 'element')}")
         integers = not (OPERATORS[name].whole or dtype.is_floating_point)
         if integers or (name == "bitwise_not" and dtype != torch.bool):
             raise Unsupported
@@ -175,7 +176,7 @@ class Lowering(GraphRegions):
             outs = list(map(self._fresh, items))
         elements = sum([math.prod(out.shape) for out in outs])
         if elements > self._max_elements:
-            raise Unsupported(f" of {elements} elements")
+            raise Unsupported(f" of {counted(elements, 'element')}")
         nodes: Segment = []
         for (first_out, *first), (out, *merged) in self._side_by_side([outs, *operand_lists]):
             # the dtype for single tensors: with dims they would weigh more in type promotion

@@ -28,6 +28,7 @@ from torch import Tensor
 from torchzero_clip.core.division import UnitRecord
 from torchzero_clip.core.engine import Records, Through
 from torchzero_clip.core.link import Link
+from torchzero_clip.core.plurals import counted
 from torchzero_clip.core.sharding.layout import aligned_grads, local, locals_of
 from torchzero_clip.core.step import Groups, Step
 from torchzero_clip.engines.buffers import Buffer
@@ -213,7 +214,7 @@ class Replays:
         compiled = self._recorded.compiled
         if compiled is None or not compiled.calls:
             return lines
-        calls = "1 call" if compiled.calls == 1 else f"{compiled.calls} calls"
+        calls = counted(compiled.calls, "call")
         if not compiled.torch_calls:
             return [*lines, f"A replayed step is {calls} of compiled code."]
         counts = Counter(compiled.torch_calls).items()
