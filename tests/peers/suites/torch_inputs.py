@@ -14,7 +14,7 @@ from torch.testing._internal.common_optimizers import (
 
 from .chains import defaults
 
-TORCHS = {"Tensor lr must be 1-element": (TypeError, "lr must be a number")}
+TORCHS = {"Tensor lr must be 1-element": (TypeError, "lr must be a finite number")}
 ADAMS = (
     ({"betas": (1.0, 0.0)}, "Adam: betas must be 2 numbers, each of at least 0 and below 1"),
     (
