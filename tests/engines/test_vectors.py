@@ -328,7 +328,7 @@ def test_what_the_table_lacks_stays_a_call_of_torch_between_two_programs() -> No
 
 def test_more_entries_than_are_worth_a_program_stay_torchs() -> None:
     step, _, _ = recorded(lambda x: [x + 1, x[:3] * 2], [torch.zeros(2**15)])
-    assert step.torch_calls[0] == "aten.add.Tensor of 32768 elements"
+    assert step.torch_calls[0] == "aten.add.Tensor of 32,768 elements"
 
 
 def test_programs_of_other_sizes_are_the_same_library() -> None:

@@ -42,6 +42,7 @@ from torchzero_clip import (
     Adafactor,
     Adam,
     AutoClip,
+    Cautious,
     Chain,
     ClipNorm,
     ClipNormByEMA,
@@ -79,6 +80,7 @@ from torchzero_clip import (
     ZClip,
     named,
 )
+from torchzero_clip.core import Bucket
 from torchzero_clip.published import NAMES
 from torchzero_clip.source import SourceError
 
@@ -153,6 +155,21 @@ def compare(
 
 
 # ---------------------------------------------------------------------- the same steps
+
+
+def test_a_rule_that_reads_the_numbers_of_elements() -> None:
+    compare([Momentum(), Cautious(), LR(0.05)], SHAPES, torch.float64)
+
+
+def test_a_rule_that_reads_names_in_a_step_is_refused() -> None:
+    class Named(Transform):
+        def step(self, buckets: list[Bucket]) -> list[Bucket]:
+            for bucket in buckets:
+                assert all(bucket.names)
+            return buckets
+
+    with pytest.raises(SourceError, match="uses the names of parameters in each step"):
+        Modular(list(parameters(SHAPES).items()), Named(), LR(0.1)).to_source()
 
 
 @pytest.mark.parametrize("case", sampled(TAKEN, 8))

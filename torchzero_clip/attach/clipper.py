@@ -20,6 +20,7 @@ from torchzero_clip.optimizer.chain_meaning import refuse_step
 from torchzero_clip.optimizer.chain_runner import ChainRunner
 from torchzero_clip.optimizer.construction_warnings import warn_of_construction
 from torchzero_clip.optimizer.explain import explain
+from torchzero_clip.optimizer.replaced_parameters import warn_of_replaced_parameters
 
 TOTAL_NORM = "total norm"
 """The key, in the records of a step, for the norm of all gradients before the chain."""
@@ -95,6 +96,8 @@ class Clipper(ChainRunner):
     def _start(self, step: Step) -> list[Bucket]:
         """Return buckets with the gradients, and record the total norm of the gradients."""
         buckets = in_buckets(step)
+        if not buckets:
+            warn_of_replaced_parameters(self.param_groups)
         reads = any(["grads" in getattr(link.transform, "reads", ()) for link in self.keys.links])
         for bucket in buckets:
             if bucket.grads.dtype == bucket.state_dtype and not reads:

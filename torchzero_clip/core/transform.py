@@ -137,11 +137,11 @@ class Transform(Description):
         super().__init_subclass__(**kwargs)
         bases = cls.__mro__
         update = _depth(bases, "update")
-        if _depth(bases, "fused") > update:
+        if cls.fused is not Transform.fused and _depth(bases, "fused") > update:
             cls.fused = Transform.fused  # type: ignore[method-assign]
-        if _depth(bases, "affine") > update:
+        if cls.affine is not Transform.affine and _depth(bases, "affine") > update:
             cls.affine = Transform.affine  # type: ignore[method-assign]
-        if _depth(bases, "per_entry") > update:
+        if cls.per_entry and _depth(bases, "per_entry") > update:
             cls.per_entry = False
 
     def init(self, param: Tensor) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from torch.nn import Module
 
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.sharding.layout import layout_of, local
+from torchzero_clip.core.torch_private import modules_with_sharding
 from torchzero_clip.core.transform import averages
 from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer.rounding import in_model, weights_of
@@ -225,12 +226,11 @@ def warn_of_gathered(method: str, optimizer: Any, model: Module | None) -> None:
 
 
 def _uses_fsdp2() -> bool:
-    """Return whether FSDP2 has sharded a module in this process.
-
-    FSDP2 creates a class for each module class that it shards.
-    """
+    """Return whether FSDP2 has sharded a module that exists in this process."""
     module = sys.modules.get("torch.distributed.fsdp")
-    return module is not None and bool(module.FSDPModule.__subclasses__())
+    if module is None:
+        return False
+    return any([isinstance(x, module.FSDPModule) for x in modules_with_sharding()])
 
 
 def reshard(model: Module | None) -> None:

@@ -31,7 +31,6 @@ from torchzero_clip.optimizer.fingerprint import shared_start
 from torchzero_clip.optimizer.keys import GroupKeys, of_group, refuse_nameless, refuse_no_params
 from torchzero_clip.optimizer.loading import loading, names_to_keep
 from torchzero_clip.optimizer.metrics import metrics_of
-from torchzero_clip.optimizer.replaced_parameters import warn_of_replaced_parameters
 from torchzero_clip.optimizer.saving import has_rate, on_saving, safe_to_save
 from torchzero_clip.optimizer.state_layout import StateLayout
 
@@ -139,8 +138,6 @@ class ChainRunner(Optimizer):
             step.factors = self._plan.factors
         with step:
             buckets = self._start(step)
-            if not buckets:
-                warn_of_replaced_parameters(self.param_groups)
             for link in self.links:
                 buckets = send(link, buckets)  # an empty list ends the step
             self._end(step, buckets)

@@ -27,6 +27,7 @@ from torchzero_clip.optimizer.construction_warnings import (
 from torchzero_clip.optimizer.explain import explain
 from torchzero_clip.optimizer.fingerprint import fingerprint
 from torchzero_clip.optimizer.keys import refuse_arguments
+from torchzero_clip.optimizer.replaced_parameters import warn_of_replaced_parameters
 from torchzero_clip.optimizer.source_limits import why_not_written
 
 
@@ -116,7 +117,10 @@ class Modular(ChainRunner):
         return loss
 
     def _start(self, step: Step) -> list[Bucket]:
-        return in_buckets(step, moves=True)
+        buckets = in_buckets(step, moves=True)
+        if not buckets:
+            warn_of_replaced_parameters(self.param_groups)
+        return buckets
 
     def _end(self, step: Step, buckets: list[Bucket]) -> None:
         """Subtract the last link's update from the parameters, or run the tail of the chain."""

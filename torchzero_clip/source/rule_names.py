@@ -24,6 +24,7 @@ NOT_RULES = ("torchzero_clip.core", "torchzero_clip.source", "torch.")
 
 def changed(x: T, **attributes: Any) -> T:
     """Return a copy of an object whose attributes have the given values."""
+    assert all(hasattr(x, name) for name in attributes)
     other = copy.copy(x)
     vars(other).update(attributes)
     return other

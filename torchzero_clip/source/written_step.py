@@ -100,7 +100,7 @@ class WrittenStep:
         params = self._input(bucket.session.params.tensors[0], "params")
         recorder.flowing = self._input(bucket.session.grads.tensors[0], "grads")
         sizes = [recorder.size(params, math.prod(self.shape))]
-        bucket = changed(bucket, part=changed(bucket.cohort, names=NoNames(), sizes=sizes))
+        bucket = changed(bucket, cohort=changed(bucket.cohort, names=NoNames(), sizes=sizes))
         if outer is None:
             return bucket
         whole = recorder.knows(outer.update.tensors[0])
