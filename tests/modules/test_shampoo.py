@@ -38,3 +38,21 @@ def test_averages_without_their_weight_pass_through_the_roots_of_the_first_step(
         average = BETA1 * average + (1 - BETA1) * grad
         wanted = left @ (average / (1 - BETA1**step)).view(-1, 3, 4) @ right
         torch.testing.assert_close(before - p.detach(), wanted.view(shape), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_first_gradient_with_nan_neither_raises_nor_changes_other_matrices(bad: float) -> None:
+    def weights(poisoned: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        params = [torch.nn.Parameter(torch.ones(4, 4)) for _ in range(2)]
+        opt = Modular(params, Shampoo(every=2), LR(0.1))
+        for step in range(3):
+            for p in params:
+                p.grad = torch.randn(4, 4)
+            if poisoned and step == 0:
+                params[0].grad[0, 0] = bad
+            opt.step()
+            assert opt.metrics()["Shampoo/kept"] == (poisoned and step == 0)
+        return [p.detach() for p in params]
+
+    assert torch.equal(weights(poisoned=True)[1], weights(poisoned=False)[1])

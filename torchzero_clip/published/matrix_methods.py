@@ -426,8 +426,12 @@ def shampoo(
     `precondition_frequency`, which is 1 by default. Until the first renewal, the authors' code
     takes the step of Adam. Here, the first step already has eigenvectors. The authors' code cuts
     sides longer than `max_preconditioner_dim` into blocks. Here, such sides are not preconditioned.
-    The authors' code also preconditions vectors. Here, a vector moves along its gradient, without
-    momentum, by the norm of Adam's step. Give vectors to `Adam`, with `Partition`.
+    The authors' code first merges neighboring dims if the product of their sizes is at most
+    `max_preconditioner_dim`, so small matrices become vectors. To turn this off for matrices, set
+    `target_parameter_dimensionality=2` in its `distributed_config`. The authors' code preconditions
+    a vector by one full matrix with the exponent 1/2. Here, a vector moves along its gradient,
+    without momentum, by the norm of Adam's step. Give vectors to `Adam`, with `Partition`. Tensors
+    with four or more dims are matrices of shape (first, rest).
 
     Reference:
         Shi et al., "A distributed data-parallel PyTorch implementation of the distributed Shampoo

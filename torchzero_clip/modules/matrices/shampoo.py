@@ -25,6 +25,7 @@ from torchzero_clip.modules.matrices.eigenbases import (
     sides_up_to,
     sorted_after,
 )
+from torchzero_clip.modules.matrices.whitening import at_least_tiny
 
 
 class Shampoo(TensorwiseTransform):
@@ -91,7 +92,8 @@ class Shampoo(TensorwiseTransform):
         return new
 
     def refresh_matrix(self, state: MatrixState, group: Group) -> MatrixState:
-        weight = 1 - group["betas"][1] ** state["step"]
+        # the step number stays 0 if the first gradient has NaN, and eigh would raise for 0 / 0
+        weight = at_least_tiny(1 - group["betas"][1] ** state["step"])
         new: MatrixState = {}
         for side in [side for side in SIDES if side in state]:
             matrix = state[side] / weight.unsqueeze(-1)
