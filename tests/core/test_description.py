@@ -10,6 +10,7 @@ import pytest
 
 from tests.helpers import one, run_once
 from torchzero_clip import (
+    Adam,
     AdaptiveClip,
     ClipNorm,
     ClipNormGrowth,
@@ -40,6 +41,37 @@ def test_a_description_is_a_dataclass_in_signature_and_repr():
         Mine()
     with pytest.raises(TypeError, match="positional"):
         Mine(3.0, 4, "grad")
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "value", "line"),
+    [
+        (Adam, "betas", (0.5, 0.5), r"betas: Live\[tuple\[float, float\]\] = \(0\.5, 0\.5\)"),
+        (ClipNorm, "max_norm", 2.0, r"max_norm: Live\[float\] = 2\.0"),
+        (ClipNorm, "ord", "l1", "ord: str = 'l1'"),
+        (ClipNorm, "target", "grad", "target: str = 'grad'"),
+        (ClipNorm, "ord", property(lambda self: 1), "choose a different name"),
+    ],
+)
+def test_another_default_without_an_annotation_is_an_error(base, name, value, line):
+    words = rf"Mine: the class attribute {name} does not change the default .*: (write )?{line}$"
+    with pytest.raises(TypeError, match=words):
+        type("Mine", (base,), {name: value})
+    mixin = type("Mixin", (), {name: value})
+    with pytest.raises(TypeError, match=words):
+        type("Mine", (mixin, base), {})
+
+
+def test_another_default_with_an_annotation_reaches_the_step():
+    class Mine(ClipNorm):
+        max_norm: Live[float] = 2.0
+        ord: str = "l1"
+
+    class Inner(Mine):
+        pass
+
+    assert run_once(Inner(), grad=4.0)[2] == [2.0]
+    assert (Inner().ord, Inner().max_norm, Inner.live) == ("l1", 2.0, ("max_norm",))
 
 
 def test_a_description_cannot_be_changed():

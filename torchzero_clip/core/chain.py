@@ -21,7 +21,7 @@ from torchzero_clip.core.scalars import numbered
 from torchzero_clip.core.sharding.layout import locals_of
 from torchzero_clip.core.step import Step
 from torchzero_clip.core.tensorlist import TensorList
-from torchzero_clip.core.traits import Routing
+from torchzero_clip.core.traits import Routing, only_routes
 from torchzero_clip.core.transform import Transform, averages
 from torchzero_clip.core.unknown_key import explained
 
@@ -70,7 +70,8 @@ class Chain(Transform, Routing):
 
     def __repr__(self) -> str:
         named = [f"{key}={value!r}" for key, value in self.arguments().items()]
-        return f"Chain({', '.join([*map(repr, self.links), *named])})"
+        name = "Chain" if only_routes(self) else type(self).__name__
+        return f"{name}({', '.join([*map(repr, self.links), *named])})"
 
     def to_config(self) -> Any:
         """Return the chain as plain data for JSON. `Chain.from_config` builds an equal chain."""
@@ -93,7 +94,12 @@ class Chain(Transform, Routing):
 
 def _links(tfm: Transform) -> tuple[Transform, ...]:
     """Return the links of an unnamed chain. Otherwise, return the transform itself."""
-    return tfm.links if isinstance(tfm, Chain) and tfm.name is None else (tfm,)
+    return tfm.links if isinstance(tfm, Chain) and dissolves(tfm) else (tfm,)
+
+
+def dissolves(chain: Chain) -> bool:
+    """Return whether a chain can be replaced by its links: it has no name and no other `step`."""
+    return chain.name is None and only_routes(chain)
 
 
 def send(link: Link, buckets: list[Bucket], init: bool = False) -> list[Bucket]:
@@ -302,8 +308,8 @@ def _flat(parent: Description) -> Iterator[tuple[str | None, Description]]:
     An unnamed chain is replaced by its links.
     """
     for label, child in parent.children():
-        dissolves = isinstance(child, Chain) and child.name is None and label is None
-        yield from _flat(child) if dissolves else [(label, child)]
+        is_flat = isinstance(child, Chain) and dissolves(child) and label is None
+        yield from _flat(child) if is_flat else [(label, child)]
 
 
 def _advice(link: Any) -> str:

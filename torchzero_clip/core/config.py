@@ -17,6 +17,7 @@ from torch import Tensor
 from torchzero_clip.core.argument_values import is_row
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.names import hint
+from torchzero_clip.core.traits import only_routes
 
 
 def to_config(value: Any) -> Any:
@@ -52,6 +53,11 @@ def _config_of(description: Description) -> Any:
     configs = [to_config(link) for link in links]
     parameters = inspect.signature(type(description)).parameters.values()
     if not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        if not only_routes(description):
+            raise TypeError(
+                f"to_config: a config of {kind} would lose its own step: let its constructor "
+                "accept *links as Chain does"
+            )
         kind = "Chain"  # the constructor of this class makes the links itself
     if kind == "Chain" and configs and not arguments:  # an empty list reads as an empty tuple
         return configs

@@ -75,6 +75,7 @@ class Description:
         super().__init_subclass__(**kwargs)
         cls._own_init = cls._own_init or "__init__" in vars(cls)
         inherited = dict(getattr(cls, "__dataclass_fields__", {}))
+        _refuse_plain_defaults(cls, inherited)
         dataclasses.dataclass(eq=False, repr=False, init=not cls._own_init)(cls)
         fields = {f.name: f for f in dataclasses.fields(cls)}
         cls.__dataclass_fields__ = fields  # without ClassVars, whose order subclasses would inherit
@@ -211,6 +212,34 @@ class Description:
     def __repr__(self) -> str:
         parts = [f"{name}={shown(value)}" for name, value in self.arguments().items()]
         return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def _refuse_plain_defaults(cls: type[Description], arguments: Mapping[str, Any]) -> None:
+    """Raise TypeError if a class sets an inherited argument without an annotation.
+
+    The constructor would still use the default of the base class.
+    """
+    annotated = inspect.get_annotations(cls)
+    for name in arguments:
+        owner = next((base for base in cls.__mro__ if name in vars(base)), Description)
+        is_mixin = owner is not cls and not issubclass(owner, Description)
+        if is_mixin or (owner is cls and name not in annotated):
+            value = vars(owner)[name]
+            way = "choose a different name for the attribute"
+            if not hasattr(value, "__get__"):
+                kind = _annotation_of(value)
+                way = f"write {name}: {f'Live[{kind}]' if name in cls.live else kind} = {value!r}"
+            raise TypeError(
+                f"{cls.__name__}: the class attribute {name} does not change the default of the "
+                f"argument {name}: {way}"
+            )
+
+
+def _annotation_of(value: Any) -> str:
+    """Return the annotation of an argument that has this default."""
+    if isinstance(value, tuple):
+        return f"tuple[{', '.join(map(_annotation_of, value))}]"
+    return type(value).__name__
 
 
 def _read_annotations(cls: type[Description], own: list[dataclasses.Field[Any]]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norm_rule import NormRule
 from torchzero_clip.core.plan import ChainPlan, Tail
-from torchzero_clip.core.traits import Routing
+from torchzero_clip.core.traits import only_routes
 from torchzero_clip.core.transform import Transform
 
 
@@ -56,7 +56,7 @@ def _add_tails(
         elif _has_kernel(link, live):
             tails[link] = Tail(link, after, factor)
             return None
-        elif not isinstance(link.transform, Routing):
+        elif not only_routes(link.transform):
             return None
         elif link.transform.one_way:
             inner = _add_tails(link.children, after, live, tails)

@@ -25,6 +25,19 @@ class Routing:
     """Whether all parameters go through the inner transforms."""
 
 
+def only_routes(tfm: Any) -> bool:
+    """Return whether a transform routes as the class with the trait `Routing` declares.
+
+    A subclass with another `step` or `update` may do more than route.
+    """
+    cls = type(tfm)
+    declaring = next((base for base in cls.__mro__ if Routing in base.__bases__), None)
+    if declaring is None:
+        return False
+    methods = ("step", "update")
+    return all([getattr(cls, name) is getattr(declaring, name) for name in methods])
+
+
 class Gate:
     """A transform that drops parameters in some steps, and records which parameters have passed."""
 

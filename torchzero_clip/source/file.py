@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Chain
+from torchzero_clip.core.chain import dissolves
 from torchzero_clip.core.formula import formula_of
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.torch_private import has_foreach
@@ -307,7 +308,7 @@ def _moved(value: Any) -> Any:
 def _flat(chain: Chain) -> Iterator[Any]:
     """Yield the links of a chain, and the links of unnamed chains inside it."""
     for link in chain:
-        if isinstance(link, Chain) and link.name is None:
+        if isinstance(link, Chain) and dissolves(link):
             yield from _flat(link)
         else:
             yield link

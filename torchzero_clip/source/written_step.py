@@ -13,6 +13,7 @@ from torchzero_clip.core import Bucket, NormRule, Step, TensorList, in_buckets, 
 from torchzero_clip.core.chain import Chain
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.torch_private import without_torch_function
+from torchzero_clip.core.traits import only_routes
 from torchzero_clip.engines import Eager
 from torchzero_clip.modules.descent import QKClip
 from torchzero_clip.modules.descent.heads import shrunk
@@ -125,10 +126,13 @@ class WrittenStep:
     def _send(self, link: Link, bucket: Bucket) -> Bucket:
         """Run a link on a bucket, and return the bucket that the link returns."""
         rule = link.transform
-        if isinstance(rule, Chain):
+        if isinstance(rule, Chain) and only_routes(rule):
             for child in link.children:
                 bucket = self._send(child, bucket)
             return bucket
+        if isinstance(rule, (Masked, Partition)) and not only_routes(rule):
+            why = f"{type(rule).__name__} overrides a method of its base class"
+            raise SourceError(message(link.path, why))
         if isinstance(rule, Masked):
             flags = self.functions.flags(rule.where)
             return self._inside(link, link.children, bucket, flags)
