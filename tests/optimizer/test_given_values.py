@@ -168,6 +168,13 @@ def test_a_value_that_no_link_has_cannot_be_kept():
         opt.load_state_dict(opt.state_dict(), keep=("max_nrom",))
 
 
+@pytest.mark.parametrize("keep", [None, True])
+def test_keep_that_is_no_name_and_no_sequence_raises_an_error(keep):
+    opt = clipped()
+    with pytest.raises(TypeError, match=rf"keep= must be a name or a sequence .*, got {keep}"):
+        opt.load_state_dict(opt.state_dict(), keep=keep)
+
+
 def test_a_bad_value_of_a_checkpoint_can_be_left_out():
     opt, state = clipped(), clipped().state_dict()
     state["param_groups"][0]["max_norm"] = -1.0

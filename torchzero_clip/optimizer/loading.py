@@ -46,6 +46,11 @@ def loading(optimizer: Any, state_dict: Any, keep: Sequence[str]) -> Iterator[No
 
 def names_to_keep(keep: str | Iterable[str]) -> tuple[str, ...]:
     """Return the names in the argument `keep`, which may be a single name."""
+    if not isinstance(keep, Iterable):
+        raise TypeError(
+            "load_state_dict: keep= must be a name or a sequence of names, such as ('lr',), got "
+            f"{keep!r}"
+        )
     return (keep,) if isinstance(keep, str) else tuple(keep)
 
 
