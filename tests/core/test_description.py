@@ -50,7 +50,7 @@ def test_a_description_is_a_dataclass_in_signature_and_repr():
         (ClipNorm, "max_norm", 2.0, r"max_norm: Live\[float\] = 2\.0"),
         (ClipNorm, "ord", "l1", "ord: str = 'l1'"),
         (ClipNorm, "target", "grad", "target: str = 'grad'"),
-        (ClipNorm, "ord", property(lambda self: 1), "choose a different name"),
+        (ClipNorm, "ord", property(lambda self: 1), "choose a different name for the attribute"),
     ],
 )
 def test_another_default_without_an_annotation_is_an_error(base, name, value, line):
