@@ -642,6 +642,12 @@ def test_the_name_must_be_one_of_a_class() -> None:
         Modular([torch.zeros(1)], LR(0.1)).to_source("my class")
 
 
+@pytest.mark.parametrize("name", ["torch", "Tensor", "list"])
+def test_the_name_must_not_be_used_in_the_file(name: str) -> None:
+    with pytest.raises(ValueError, match=f"the file uses '{name}' for something else"):
+        Modular([torch.zeros(1)], *HEADLINE).to_source(name)
+
+
 def test_a_value_that_the_chain_decides_by_must_stay_of_its_kind() -> None:
     """A branch that was not taken is not in the file; the file says so."""
     opt = written(Modular([torch.zeros(1)], Momentum()).to_source())([torch.zeros(1)])

@@ -68,6 +68,16 @@ class NormRule(Transform):
     With this name, the optimizer can warn at construction if clipping can never have an effect.
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Raise TypeError if the class defines an `update` that no step would call."""
+        super().__init_subclass__(**kwargs)
+        updates = cls.update is not Transform.update
+        if updates and cls.step is NormRule.step and cls.apply is NormRule.apply:
+            raise TypeError(
+                f"{cls.__name__}: a step of a NormRule does not call update: define limit instead, "
+                "or put a second transform after the rule"
+            )
+
     def init_unit(self) -> dict[str, Any]:
         """Return the initial state of one unit: scalars or small tensors, by name."""
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import keyword
 import re
 import textwrap
@@ -47,6 +48,8 @@ def to_source(
         raise ValueError(f"to_source: name must be the name of a class, got {name!r}")
     file = File(chain, links, live, mark, name)
     text = file.text()
+    if name in {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}:
+        raise ValueError(f"to_source: the file uses {name!r} for something else: pass another name")
     other = File(chain, links, live, mark, name, file.moved()).text()
     if text != other:
         raise SourceError(file.differs(text, other))

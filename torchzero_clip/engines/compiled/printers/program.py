@@ -97,9 +97,10 @@ class Program(NamedTuple):
         stored = {value for _, value in self.stores}
         for i, (name, node) in enumerate(self.nodes):
             x, *others = [known[kind][which] if kind in known else which for kind, which in node]
+            kinds = [kind for kind, _ in node[1:]]
             others = [
-                _of_dtype(row, x) if kind == "row" else row
-                for (kind, _), row in zip(node[1:], others, strict=True)
+                _in_dtype_of(x, other) if kind == "row" else other
+                for kind, other in zip(kinds, others, strict=True)
             ]
             if name == "to":
                 x = x.to(getattr(torch, others[0].removeprefix("torch.")))
@@ -115,7 +116,7 @@ class Program(NamedTuple):
         return values
 
 
-def _of_dtype(row: Tensor, x: Tensor) -> Tensor:
+def _in_dtype_of(x: Tensor, row: Tensor) -> Tensor:
     """Return the numbers of slices in the dtype of the elements, as in compiled kernels.
 
     PyTorch would compute float32 elements and float64 numbers of slices in float64.
