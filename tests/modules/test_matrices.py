@@ -592,3 +592,19 @@ def test_a_whole_matrix_beside_sharded_ones_is_not_written_to() -> None:
     (made,) = by_owners([[gradient]], [None], [None], lambda _, whole: [t.mul_(2) for t in whole])
     assert made.tolist() == [[2, 2], [2, 2]]
     assert gradient.tolist() == [[1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("rows", [(6, 2), (4, 4)])
+def test_scale_by_shape_scales_each_matrix_of_a_fused_weight(rows: tuple[int, int]) -> None:
+    """Also if a second parameter has a single matrix."""
+    gradient = torch.randn(8, 3)
+    fused = torch.nn.Parameter(torch.zeros(8, 3))
+    plain = torch.nn.Parameter(torch.zeros(5, 3))
+    fused.grad = gradient.clone()
+    plain.grad = torch.ones(5, 3)
+    rule = ScaleByShape(layout={"fused": list(rows)})
+    Modular([("fused", fused), ("plain", plain)], rule, LR(1.0)).step()
+    factors = [math.sqrt(n / 3) for n in rows]
+    scaled = [x * part for x, part in zip(factors, gradient.split(list(rows)), strict=True)]
+    torch.testing.assert_close(fused.detach(), -torch.cat(scaled))
+    torch.testing.assert_close(plain.detach(), -math.sqrt(5 / 3) * torch.ones(5, 3))
