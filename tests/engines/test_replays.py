@@ -568,6 +568,32 @@ def test_replays_read_parameters_and_state_that_were_written_in_place() -> None:
     assert twins.step(reset)
 
 
+class TimesField(Transform):
+    """u ← factor · u"""
+
+    factor: Tensor
+
+    pure = True
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(self.factor)
+
+
+def test_replays_read_a_tensor_of_a_rule_that_changed_in_place_or_moved() -> None:
+    twins = Twins(lambda: [TimesField(torch.tensor(0.5)), LR(1e-2)]).warm()
+
+    def factor(opt: Modular) -> Tensor:
+        found: Tensor = opt.chain[0].factor  # type: ignore[attr-defined]
+        return found
+
+    def move(opt: Modular) -> None:
+        factor(opt).data = torch.tensor(2.0)
+
+    assert twins.step(lambda opt: factor(opt).mul_(3.0))
+    assert not twins.step(move)
+    assert twins.recovers()
+
+
 def test_replaced_state_in_a_group_is_noticed() -> None:
     twins = Twins(CHAINS["memory"]).warm(5)
 

@@ -90,9 +90,9 @@ class Conditions:
             buffer.tensors.clear()  # a recorded step must not keep its gradients alive
         self._ignored_keys: set[str] = set()
         self._values = self._values_of(groups, grads)
-        # the tensors whose views are state, which the graph reads instead of the views
-        self._bases = list[Tensor]()
-        self._base_addresses = list[int]()
+        # tensors that the graph reads but that are not in `_tensors`: bases of views, and fields
+        self._bases_and_fields = list[Tensor]()
+        self._their_addresses = list[int]()
         self._disjoint_at: list[Any] = []  # addresses and forms of gradients known to be disjoint
 
     def ignore(self, keys: Collection[str]) -> None:
@@ -109,20 +109,27 @@ class Conditions:
         """
         self._keeps_layout = True
 
-    def check_inputs(self, leaves: Sequence[Any], others: Sequence[Tensor]) -> None:
+    def check_inputs(
+        self, leaves: Sequence[Any], fields: Sequence[Tensor], others: Sequence[Tensor]
+    ) -> None:
         """Raise `Refused` if the graph has an input that no condition covers.
 
         Args:
             leaves: The inputs of the step graph. A tensor among the inputs must be a parameter, a
-                state tensor, the base of a state tensor that is a view, or one of `others`.
+                state tensor, the base of a state tensor that is a view, or one of `fields` or
+                `others`.
+            fields: Fields of transforms. Users cannot replace them, but `field.data = new` moves
+                the values of a field to another address.
             others: Tensors that need no condition. Every replay supplies some of them, such as
-                gradients. Users cannot replace the rest.
+                gradients. Nobody replaces or moves the rest.
         """
         taken = set(map(id, leaves))
-        bases = {id(t): t for t in map(base, self._tensors.tensors) if id(t) in taken}
-        self._bases = [t for t in bases.values() if t is not None]
-        self._base_addresses = addresses(self._bases) or []
-        known = bases.keys() | {id(t) for t in [*self._tensors.tensors, *others]}
+        compared = {
+            id(t): t for t in [*map(base, self._tensors.tensors), *fields] if id(t) in taken
+        }
+        self._bases_and_fields = [t for t in compared.values() if t is not None]
+        self._their_addresses = addresses(self._bases_and_fields) or []
+        known = compared.keys() | {id(t) for t in [*self._tensors.tensors, *others]}
         for leaf in leaves:
             if isinstance(leaf, Tensor) and id(leaf) not in known:
                 remedy = (
@@ -153,7 +160,7 @@ class Conditions:
             return None
         if not self._unchanged(self._all_tensors(groups)):
             return None
-        if addresses(self._bases) != self._base_addresses:
+        if addresses(self._bases_and_fields) != self._their_addresses:
             return None
         by_cohort = [cohort.of(grads[cohort.index]) for cohort in self._cohorts]
         return self._gradients(list(map(locals_of, by_cohort)) if self._sharded else by_cohort)

@@ -260,8 +260,8 @@ class Replays:
                 measured = recorder.end(measured, live)
             function = python(recorder.graph)
             notes.close()
-            known = [*changing, *live, *_fields(self._links), *step.roster.vectors]
-            conditions.check_inputs(recorder.leaves, [*known, *recorder.created])
+            others = [*changing, *live, *step.roster.vectors, *recorder.created]
+            conditions.check_inputs(recorder.leaves, _fields(self._links), others)
             if recorder.takes_gradients:
                 conditions.keep_layout()
         except Exception as error:  # an error of the step itself is raised again when it runs
@@ -370,7 +370,7 @@ def reason(error: Exception) -> str:
 
 
 def _fields(links: Sequence[Link]) -> list[Tensor]:
-    """Return all tensors that are fields of transforms. Users cannot replace these tensors."""
+    """Return all tensors that are fields of transforms."""
     transforms = [transform for link in links for transform in link.transform.walk()]
     return [
         x for transform in transforms for x in vars(transform).values() if isinstance(x, Tensor)
