@@ -340,7 +340,7 @@ def test_gradients_may_have_another_dtype_than_their_parameters(own, other, link
     torch.manual_seed(0)
     wide = torch.float64 if own == torch.float64 else torch.float32
     start = torch.randn(6, 5)
-    params = [Parameter(start.to(own)) for _ in range(2)]
+    params = [Parameter(start.to(own, copy=True)) for _ in range(2)]
     opts = [Modular([p], *LINKS[links](), rounding=rounding) for p in params]
     for i in range(6):
         grad = torch.randn(6, 5, generator=torch.Generator().manual_seed(i)).to(other)

@@ -76,12 +76,15 @@ def subtract_(params: list[Tensor], values: Sequence[Tensor], a: float, b: float
     rest, divisor = norms.halves(a, params[0].dtype)
     if divisor != 1:
         values = foreach("div", [u.to(params[0].dtype) for u in values], divisor)
-    if params[0].dtype == values[0].dtype:
-        foreach("sub_", params, list(values), alpha=rest)
+    # The fast path of torch's foreach operators requires that all lists have one dtype. It must be
+    # the wider one: values in half precision must not round parameters in float32.
+    dtype = torch.promote_types(params[0].dtype, values[0].dtype)
+    values = _converted(list(values), dtype)
+    if params[0].dtype == dtype:
+        foreach("sub_", params, values, alpha=rest)
         return
-    # The fast path of torch's foreach operators requires that all lists have one dtype.
-    wide = small_tensors.copies(params, values[0].dtype)
-    foreach("sub_", wide, list(values), alpha=rest)
+    wide = small_tensors.copies(params, dtype)
+    foreach("sub_", wide, values, alpha=rest)
     copy_into(params, wide)
 
 
