@@ -568,6 +568,17 @@ def test_replays_read_parameters_and_state_that_were_written_in_place() -> None:
     assert twins.step(reset)
 
 
+def test_a_value_in_state_that_is_no_tensor_is_named() -> None:
+    opt = model(headline())
+    opt.state[params_of(opt)[0]]["note"] = "text"
+    for i in range(3):
+        give(opt, i)
+        opt.step()
+    assert replays(opt).why == (
+        "state contains values of type str: store only tensors and numbers in optimizer.state[p]"
+    )
+
+
 class TimesField(Transform):
     """u ← factor · u"""
 

@@ -295,6 +295,12 @@ def subclassed(cohorts: Sequence[Cohort], states: States, place: GradPlace) -> s
     for what, row in tensors.items():
         here = locals_of(row)
         if not all_here(here):
-            kinds = ", ".join(sorted({type(x).__name__ for x in here if type(x) not in REAL}))
+            others = [x for x in here if type(x) not in REAL]
+            kinds = ", ".join(sorted({type(x).__name__ for x in others}))
+            if not all([isinstance(x, Tensor) for x in others]):
+                return (
+                    f"{what} contains values of type {kinds}: store only tensors and numbers in "
+                    "optimizer.state[p]"
+                )
             return f"{what} are tensor subclasses ({kinds}): use compile=False"
     return None
