@@ -718,6 +718,7 @@ def test_the_plan_of_a_handle_writes_gradients_and_no_parameters(compile):
     assert "These rules write only gradients. Adam updates the parameters." in plan
     reason = "Each step synchronizes to read whether it is skipped: gradients can be removed."
     assert reason in plan.splitlines()
+    assert ("- the CPU reads in each step whether a guard skips the step" in plan) is compile
 
 
 def test_layers_need_an_optimizer_with_names():

@@ -13,11 +13,13 @@ from torchzero_clip import (
     ClipNorm,
     ClipNormGrowth,
     ClipValue,
+    Guard,
     Masked,
     Modular,
     Momentum,
     Normalize,
     NormRule,
+    Reset,
     Transform,
     ZClip,
 )
@@ -175,3 +177,17 @@ def test_a_rule_that_needs_the_loss_of_each_step_is_explained(engine):
 
     opt = Modular([torch.nn.Parameter(torch.ones(3))], ByLoss(), LR(0.1), **engine)
     assert "ByLoss" in opt.explain()
+
+
+def test_a_guard_whose_flag_the_cpu_reads_is_named_as_the_reason_against_replays():
+    w = torch.nn.Parameter(torch.ones(3))
+    opt = Modular([w], Guard(), Reset(Momentum(), every=100), LR(0.1), compile=True)
+    lines = opt.explain().splitlines()
+    w.grad = torch.ones(3)
+    for _ in range(4):
+        opt.step()
+    assert opt.explain().splitlines() == lines
+    assert lines[-2] == "Steps cannot be recorded and replayed, so they are slower:"
+    assert lines[-1].startswith("- the CPU reads in each step whether a guard skips the step: ")
+    opt = Modular([w], Guard(), Momentum(), LR(0.1), compile=True)
+    assert opt.explain().splitlines()[-1] == "Steps of this chain can be recorded and replayed."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -211,6 +212,29 @@ def test_a_model_that_becomes_double_half_way_is_a_sentence_and_nothing_moves() 
     opt.state.clear()
     opt.step()
     assert opt.state[params[0]]["Adam/exp_avg"].dtype == torch.float64
+
+
+@pytest.mark.parametrize(("first", "compile"), [(torch.float64, False), (torch.float32, True)])
+def test_a_part_of_a_model_that_gets_another_state_dtype_raises_and_nothing_changes(
+    first: torch.dtype, compile: bool
+) -> None:
+    params = [(f"p{i}", p) for i, p in enumerate(params_of(3, first))]
+    opt = Modular(params, ZClip(), Adam(), LR(0.1), compile=compile)
+    for _ in range(3):
+        give(opt.param_groups[0]["params"])
+        opt.step()
+    p = opt.param_groups[0]["params"][2]
+    p.data = p.data.to(torch.float32 if first == torch.float64 else torch.float64)
+    give([p])
+    before = copy.deepcopy(opt.state_dict())
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"parameter 2 of group 0 \(p2\) has dtype torch.float"):
+            opt.step()
+    after = opt.state_dict()
+    assert str(before) == str(after)
+    opt.state[p].clear()
+    opt.step()
+    assert opt.state[p]["Adam/exp_avg"].dtype == p.dtype
 
 
 def test_a_model_that_becomes_bfloat16_half_way_steps_on() -> None:

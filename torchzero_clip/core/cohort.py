@@ -72,6 +72,7 @@ class Cohort:
         self.sizes = [p.numel() for p in params]  # with the elements on other ranks
         self.key = (self.index, self.device, self.dtype)
         self.checked: set[str] = set()  # the keys of state that is known to have these shapes
+        self.has_checked_dtypes = False  # whether state is known to have the right dtypes
         self._kinds: dict[str, list[StateNames]] = {}
         self._keys: dict[tuple[int, ...], Tensor] = {}
         self._elements: Elements | None = None

@@ -107,7 +107,7 @@ class ChainRunner(Optimizer):
         self._plan = planned(self.links, self.keys.defaults)
         averages.check_order(self.links)
         self.layout = StateLayout(self.keys.links, rounding)
-        self._seen_dtypes: list[list[torch.dtype]] = []
+        self._has_begun = False  # whether a step or init_state() has begun
         self._scheduled: set[str] = set()  # the keys whose values a schedule changes
         self._records: dict[str, Any] = {}  # what the links measured in the last step
         self._reported: dict[str, Any] = {}  # values that report() keeps for the next step
@@ -125,7 +125,7 @@ class ChainRunner(Optimizer):
 
     def _given(self, loss: Any) -> Step:
         """Return the next step. Its loss is the reported loss, or else the closure's loss."""
-        if not (self._seen_dtypes or torch.compiler.is_compiling() or has_rate(self.param_groups)):
+        if not (self._has_begun or torch.compiler.is_compiling() or has_rate(self.param_groups)):
             # a first step at a rate of 0 must make all state
             self._make_state(self.place.of, "step()")
         own_loss = None if loss is None else one_number(loss)
@@ -138,12 +138,23 @@ class ChainRunner(Optimizer):
             step.factors = self._plan.factors
         with step:
             buckets = self._start(step)
+            self._check_dtypes(buckets)
             for link in self.links:
                 buckets = send(link, buckets)  # an empty list ends the step
             self._end(step, buckets)
         if step.ended_early:
             self._complete(step)
         return step.record
+
+    def _check_dtypes(self, buckets: list[Bucket]) -> None:
+        """Check the dtypes of state if the dtype of a parameter may have changed."""
+        if torch.compiler.is_compiling():
+            return
+        for bucket in buckets:
+            cohort = bucket.cohort
+            if not cohort.has_checked_dtypes:
+                self.layout.check_dtypes(cohort, bucket.settings, self.state)
+                cohort.has_checked_dtypes = True  # a parameter of another dtype has a new cohort
 
     def _start(self, step: Step) -> list[Bucket]:
         """Return the buckets that the first link receives."""
@@ -171,7 +182,7 @@ class ChainRunner(Optimizer):
             step.record.setdefault(path, record)
 
     def _begin(self, name: str = "a step", loss: Any = None) -> Step:
-        """Return a new step. Check keys, hyperparameters and dtypes if they have changed."""
+        """Return a new step. Check keys and hyperparameters if they have changed."""
         averages.refuse(self, name, shown=True)
         self.keys.check_groups(self.param_groups)
         self._check_norm_groups()
@@ -180,11 +191,7 @@ class ChainRunner(Optimizer):
         if torch.compiler.is_compiling():  # it loses what is set on an optimizer, not in a dict
             self._records.clear()
             return Step(self.param_groups, self.state, self._records, AT_ONCE, *more)
-        dtypes = [[p.dtype for p in group["params"][:1]] for group in self.param_groups]
-        if dtypes != self._seen_dtypes:
-            if self._seen_dtypes:  # before the first step there is no state, or it was checked
-                self.layout.check_dtypes(self.param_groups, self.state)
-            self._seen_dtypes = dtypes
+        self._has_begun = True
         kind = self._measures, self._rounds, self.process_group, self._seen_on_norms
         trial = self._is_trial
         return Step(self.param_groups, self.state, {}, self.engine, *more, kind, is_trial=trial)

@@ -170,11 +170,16 @@ def explain(optimizer: ChainRunner, make: Callable[..., Any], each: bool = False
     lasting = sum([t.numel() for t in twin.engine.lasting()])
     size = f"{lasting / numbers:.3g} × the size of {optimizer._memory_unit}" if lasting else "none"
     lines.append(f"Buffers kept between steps, in addition to the state: {size}.")
+    against_replays: list[str] = []
     if skip and skip.why is None:
         lines.append("Skipping a step does not synchronize with the GPU.")
     elif skip:
         lines.append(f"Each step synchronizes to read whether it is skipped: {skip.why}.")
-    lines += optimizer.engine.says([])
+        against_replays.append(
+            "the CPU reads in each step whether a guard skips the step: remove the guard if you "
+            "need replayed steps"
+        )
+    lines += optimizer.engine.says(against_replays)
     if each:
         lines += ["", *branches.parameters(optimizer)]
     return "\n".join(lines)

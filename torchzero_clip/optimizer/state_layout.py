@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.bucket import BEGUN
+from torchzero_clip.core.cohort import Cohort, label
 from torchzero_clip.core.formats import KEPT
 from torchzero_clip.core.formats.stochastic import DRAWS, DROPPED, ROUNDS
 from torchzero_clip.core.link import Link
@@ -106,20 +107,25 @@ class StateLayout:
         return entries
 
     def check_dtypes(
-        self, param_groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]
+        self, cohort: Cohort, group: Mapping[str, Any], state: Mapping[Tensor, Any]
     ) -> None:
         """Raise an error if the dtype of a parameter has changed since its state was created."""
-        for g, group in enumerate(param_groups):
-            for i, p in enumerate(group["params"]):
-                for key, entry in self.of_parameter(p).items() if state.get(p) else ():
-                    value = state[p].get(key)
-                    fixed = isinstance(value, Tensor) and entry.kinds is not STATISTICS
-                    if fixed and value.dtype != entry.example.dtype:
-                        raise TypeError(
-                            f"parameter {i} of group {g} has dtype {p.dtype}, but its state "
-                            f"{key!r} has dtype {value.dtype}: convert the model before you "
-                            "construct the optimizer, or call optimizer.state.clear()"
-                        )
+        usual = WIDTHS if cohort.state_dtype in WIDTHS else {cohort.state_dtype}
+        rows = zip(cohort.places, cohort.names, cohort.originals, strict=True)
+        for place, name, p in rows:
+            own = state.get(p, {})
+            tensors = [x for x in own.values() if isinstance(x, Tensor) and x.dtype not in usual]
+            if not any([x.dim() and _is_inexact(x) for x in tensors]):
+                continue
+            for key, entry in self.of_parameter(p, name).items():
+                value = own.get(key)
+                fixed = isinstance(value, Tensor) and entry.kinds is not STATISTICS
+                if fixed and value.dtype != entry.example.dtype:
+                    raise TypeError(
+                        f"{label(cohort.index, group, place)} has dtype {p.dtype}, but its state "
+                        f"{key!r} has dtype {value.dtype}: convert the model before you "
+                        "construct the optimizer, or call optimizer.state.clear()"
+                    )
 
     def check_parameter(
         self,
@@ -285,6 +291,11 @@ def check_count(where: str, key: str, value: Any) -> None:
 def _check_if_count(where: str, link: Link | None, key: str, value: Any) -> None:
     if link is not None and _is_ours(link) and key.rpartition("/")[2] in COUNTS:
         check_count(where, key, value)
+
+
+def _is_inexact(t: Tensor) -> bool:
+    """Return whether a tensor has a floating-point or complex dtype."""
+    return t.is_floating_point() or t.is_complex()
 
 
 def _is_number(value: Any) -> bool:
