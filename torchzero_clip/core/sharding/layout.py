@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,11 @@ class Layout:
         """The dims of the mesh that the tensor is split over."""
         placed = enumerate(self.placements)
         return frozenset([i for i, p in placed if hasattr(p, "dim") and not p.is_partial()])
+
+    @property
+    def shard_count(self) -> int:
+        """The number of shards. Ranks that store equal shards count once."""
+        return math.prod([self.mesh.size(i) for i in self.split])
 
     def extents(self, coordinate: Sequence[int]) -> list[tuple[int, int]]:
         """Return the range of a shard in each dim of the tensor. `coordinate` locates its rank.
