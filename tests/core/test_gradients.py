@@ -12,7 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Shard
+from torch.nn import Parameter
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.helpers import close
 from torchzero_clip import (
@@ -383,3 +388,20 @@ def test_a_clip_of_the_gradient_after_one_that_replaced_it_is_refused() -> None:
         ValueError, match='ClipNorm with target="grad" has no effect, because Guard'
     ):
         Modular([weight(0.0)], Guard("zero"), ClipNorm(0.1, target="grad"), LR(1.0))
+
+
+def test_a_gradient_that_cannot_be_sharded_like_its_parameter_is_refused() -> None:
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2,))
+        local = torch.ones(2, 3)
+        p = Parameter(DTensor.from_local(local, mesh, [Shard(0)], run_check=False))
+        plain = Modular([p], LR(1.0), grad=lambda p: local)
+        with pytest.raises(TypeError, match=r"must be a DTensor, got a plain tensor .*from_local"):
+            plain.step()
+        partial = DTensor.from_local(torch.ones(4, 3), mesh, [Partial()], run_check=False)
+        summed = Modular([p], LR(1.0), grad=lambda p: partial)
+        with pytest.raises(TypeError, match=r"\(Partial\(sum\),\) for a .*: return grad\.redistr"):
+            summed.step()
+    finally:
+        dist.destroy_process_group()

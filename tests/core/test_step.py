@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.nn import Parameter
 
+from tests.helpers import at_once
 from torchzero_clip.core.formats.stochastic import DRAWS
 from torchzero_clip.core.skip import Skipped
-from torchzero_clip.core.step import Notes, Step
+from torchzero_clip.core.step import Notes, Step, one_number
 from torchzero_clip.engines import Eager
+from torchzero_clip.recovering.arguments import loss_of
+from torchzero_clip.study.recorder import number
 
 CPU = torch.device("cpu")
 
@@ -76,3 +85,18 @@ def test_a_skipped_step_ends_early_and_other_errors_are_seen() -> None:
         raise Skipped
     with pytest.raises(ValueError, match="mine"), step_of():
         raise ValueError("mine")
+
+
+@at_once("plain", [one_number, loss_of, partial(number, "loss")])
+def test_a_loss_may_be_a_dtensor(plain: Callable[[Tensor], Tensor]) -> None:
+    """A model with tensor parallelism may return one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for placement in (Replicate(), Partial()):
+            loss = DTensor.from_local(torch.full((1,), 2.0), mesh, [placement], run_check=False)
+            found = plain(loss)
+            assert type(found) is Tensor
+            assert found.equal(torch.tensor(2.0))
+    finally:
+        dist.destroy_process_group()

@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import Parameter
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.helpers import Named, at_once, close, gradients, parameters, same, set_grads
 from tests.table import Case, mechanisms, sampled
@@ -32,6 +36,7 @@ from torchzero_clip import (
     attach,
     to_floats,
 )
+from torchzero_clip.modules.flow import step_guard
 
 inf, nan = math.inf, math.nan
 BAD = pytest.mark.parametrize("bad", [nan, inf, -inf])
@@ -418,3 +423,20 @@ def test_behind_a_guard_weights_decay_as_without_one(dtype):
             opt.step()
         ends.append(p.detach())
     same(*ends)
+
+
+@at_once("placements", [(Replicate(), Shard(0)), (Shard(0), Replicate())])
+def test_a_nan_in_another_replica_of_sharded_gradients_skips_the_step(placements, monkeypatch):
+    """In HSDP, the ranks of this replica do not see the gradients of the others."""
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    monkeypatch.setattr(step_guard, "gather", lambda x, group: torch.stack([x, x, x * nan, x]))
+    try:
+        mesh = init_device_mesh("cpu", (2, 2))
+        p = Parameter(DTensor.from_local(torch.ones(2, 3), mesh, placements, run_check=False))
+        p.grad = torch.ones_like(p)
+        opt = Modular([p], Guard(), LR(1.0))
+        opt.step()
+        assert p.detach().to_local().eq(1).all()
+        assert opt.metrics()["Guard/skipped"] == 1
+    finally:
+        dist.destroy_process_group()

@@ -91,6 +91,8 @@ def difference(one_report: UpdateReport, other_report: UpdateReport) -> str:
     for one, other in zip(one_report.rows, other_report.rows, strict=True):
         if (one.names, one.kind, one.shape) != (other.names, other.kind, other.shape):
             return f"{one} {other}"
+        if one.state != other.state:
+            return f"state: {one} {other}"
         for name in ("gradient", "moved", "step", "weight", "ratio"):
             mine = torch.tensor(getattr(one, name))
             theirs = torch.tensor(getattr(other, name))
@@ -103,6 +105,20 @@ def half_of_a_sharded_model() -> str:
     model = fully_shard(net())
     (finding,) = audited(model, torch.optim.AdamW(model[0].parameters())).findings
     return f"{finding.code}: {', '.join(finding.names)}"
+
+
+def nan_in_the_state_of_one_rank() -> list[str]:
+    """Return the codes of findings about the state. Rank 1 has no element of one bias."""
+    model = fully_shard(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)))
+    optimizer = Modular(model.named_parameters(), Adam(), LR(1e-3))
+    reports = [audited(model, optimizer)]
+    if dist.get_rank() == 1:
+        optimizer.state[model[0].weight]["Adam/exp_avg"].to_local()[-1] = torch.nan
+    reports.append(audited(model, optimizer))
+    codes = [
+        code for report in reports for code in [x.code for x in report.findings] if "state" in code
+    ]
+    return [*codes, *[row.state for row in reports[0].rows]]
 
 
 def drift(make: Callable[[], tuple[nn.Module, dict[str, Any]]], ranks: int = 1) -> list[str]:
@@ -150,6 +166,7 @@ def replicated() -> tuple[nn.Module, dict[str, Any]]:
 def two() -> None:
     print("fsdp2:", sharded_like_whole(fsdp2))
     print("half:", half_of_a_sharded_model())
+    print("NaN:", *nan_in_the_state_of_one_rank())
     for make in (in_ddp, by_hand, replicated):
         for text in drift(make):
             print(f"{make.__name__}: {text}")

@@ -431,7 +431,7 @@ def helpers(setting: str) -> list[str]:
 
 def collectives(setting: str) -> list[str]:
     """One for each rule and mesh, whatever the number of tensors; guards need one of their own
-    only where some gradient is whole, or on the mesh of a part of the ranks.
+    only where some gradient is whole, or several ranks have equal shards of it.
     """
     calls: list[Any] = []
     name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
@@ -453,8 +453,8 @@ def collectives(setting: str) -> list[str]:
         setattr(dist, name, original)
     layouts = [layout_of(p) for p in params]
     meshes = {layout.mesh for layout in layouts if layout and layout.split}
-    found = {x.mesh.size() if x is not None and x.split else 0 for x in layouts}
-    expected = 2 * len(meshes) + (found != {dist.get_world_size()}) * len(guards)
+    counts = {x.shard_count if x is not None else 0 for x in layouts}
+    expected = 2 * len(meshes) + (counts != {dist.get_world_size()}) * len(guards)
     return (
         [] if len(calls) == expected else [f"{setting}: {len(calls)} collectives, not {expected}"]
     )

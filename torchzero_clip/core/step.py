@@ -20,6 +20,7 @@ from torchzero_clip.core.gradients import USUAL, GradPlace, StepGradients
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.plan import Tail
 from torchzero_clip.core.sharding.collectives import gather
+from torchzero_clip.core.sharding.layout import full
 from torchzero_clip.core.sharding.ranks import rank_and_world
 from torchzero_clip.core.skip import Skip, Skipped
 from torchzero_clip.core.tensor_kinds import wide
@@ -70,9 +71,12 @@ UNHEARD = Notes()
 
 
 def one_number(loss: Any) -> Loss:
-    """Return a loss as a float or a detached 0-dim tensor, or None if it is not one number."""
+    """Return a loss as a float or a detached 0-dim tensor, or None if it is not one number.
+
+    If the loss is a DTensor, the result is a plain tensor with the whole loss.
+    """
     if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
-        return loss.detach().reshape(())
+        return full(loss.detach()).reshape(())
     try:
         return float(loss) if isinstance(loss, (int, float)) else None
     except OverflowError:

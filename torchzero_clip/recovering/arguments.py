@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from torchzero_clip.attach.handle import Attached
+from torchzero_clip.core.sharding.layout import full
 from torchzero_clip.optimizer import Modular
 from torchzero_clip.optimizer.averages import params_of
 
@@ -84,11 +85,11 @@ def check_slower(opt: Modular | Attached, slower: Any) -> tuple[float, int]:
 
 
 def loss_of(loss: Any) -> Tensor | float | None:
-    """Check the loss of a step, and return it as a 0-dim tensor, a float, or None."""
+    """Check the loss of a step, and return it as a plain 0-dim tensor, a float, or None."""
     if loss is None:
         return None
     if isinstance(loss, Tensor) and loss.numel() == 1 and not loss.is_complex():
-        return loss.detach().reshape(())
+        return full(loss.detach()).reshape(())
     message = f"loss must be a number, a tensor with one element, or None, got {loss!r}"
     if isinstance(loss, Tensor):
         need(not loss.is_complex(), f"loss must be real, got a tensor of {loss.dtype}", TypeError)

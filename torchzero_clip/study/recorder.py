@@ -17,6 +17,7 @@ from typing_extensions import Self
 from torchzero_clip.attach import Attached
 from torchzero_clip.core.division import UnitIds
 from torchzero_clip.core.plurals import counted
+from torchzero_clip.core.sharding.layout import full
 from torchzero_clip.optimizer.chain_runner import ChainRunner
 from torchzero_clip.optimizer.metrics import units_of
 from torchzero_clip.study.live_file import LiveFile
@@ -312,7 +313,7 @@ def number(name: str, value: Any) -> float | Tensor:
         if value.is_complex() or value.layout != torch.strided:
             kind = f"{value.dtype}, {value.layout}"
             raise TypeError(f"{wanted} that can be converted to float, got {name} of {kind}")
-        return value.detach().reshape(()).clone()
+        return full(value.detach()).reshape(()).clone()
     is_number = isinstance(value, Real)  # NumPy's numbers are Real as well
     if not is_number:
         raise TypeError(f"{wanted}, got {name}={value!r}")

@@ -26,6 +26,8 @@ GRADIENTS = 5
 """The place of `StepSums.gradients` in a vector of sums."""
 STATE_CHANGES = 12
 """The place of `StepSums.state_changes` in a vector of sums."""
+BAD_STATES = 13
+"""The place of `StepSums.bad_states` in a vector of sums."""
 
 
 class Rates(NamedTuple):
@@ -53,6 +55,7 @@ class Observed:
         scale: The gradient is this many times too large, because of a GradScaler.
         rates: Hyperparameters of the group of the parameter.
         state_changes: The number of state tensors that changed on this rank.
+        bad_states: The number of state tensors that are infinite or NaN on this rank.
     """
 
     param: Tensor
@@ -61,6 +64,7 @@ class Observed:
     scale: float
     rates: Rates
     state_changes: int
+    bad_states: int
 
     @property
     def layout(self) -> Layout | None:
@@ -129,6 +133,7 @@ class StepSums:
         moved_by_lr: The number of elements that a step of the size of the learning rate changes.
         moved_by_gradient: The number of elements that a step of plain SGD changes.
         state_changes: The number of state tensors that changed, summed over the ranks.
+        bad_states: The number of state tensors with infinity or NaN, summed over the ranks.
         step_square: See `step`, like the other fields with this prefix.
         undecayed_square: See `undecayed`, like the other fields with this prefix.
     """
@@ -146,6 +151,7 @@ class StepSums:
     moved_by_lr: float
     moved_by_gradient: float
     state_changes: float
+    bad_states: float
     step_square: float
     step_nonzero: float
     step_along_gradient: float
@@ -228,6 +234,7 @@ def _local_sums(one: Observed) -> Tensor:
         total += torch.stack([*_sums_of_piece(one, before[piece], after[piece], g)])
     total[GRADIENTS] = float(gradient is not None)
     total[STATE_CHANGES] = float(one.state_changes)
+    total[BAD_STATES] = float(one.bad_states)
     return total
 
 
@@ -265,6 +272,7 @@ def _sums_of_piece(
     yield _count((lower != before) | (higher != before), dtype)
     yield _count((w - one.rates.lr * g).to(before.dtype) != before, dtype)
     yield zero  # state_changes: _local_sums fills it in
+    yield zero  # bad_states: _local_sums fills it in
     clear = g.abs() > CLEAR * one.rates.eps
     yield from _sums_of_direction(change, g, change != 0, clear)
     undecayed = change + one.rates.decay * w

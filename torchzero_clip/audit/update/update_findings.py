@@ -63,7 +63,7 @@ def judge(
             shape=tuple(one.param.shape),
             dtype=str(one.param.dtype).removeprefix("torch."),
             groups=_group_labels(watch, name),
-            state=_in_words(changes[name]),
+            state=_in_words(changes[name], sums),
             size=_size(one, sums),
         )
     _about_steps(watch, steps, findings)
@@ -116,6 +116,7 @@ def _observed(watch: StepWatch, changes: Mapping[str, Mapping[str, bool]]) -> di
             scale=watch.scale.get(name, 1.0),
             rates=watch.rates.get(name, Rates(0.0, 0.0, 0.0)),
             state_changes=sum(changes[name].values()),
+            bad_states=len(_bad_states(watch, name)),
         )
     return observed
 
@@ -276,9 +277,10 @@ def _state_tensors(watch: StepWatch, name: str) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for optimizer in watch.optimizers:
         tensors.update(dict(tensors_in(optimizer.state.get(p, {}))))
+    filled = {key: t for key, t in tensors.items() if local(t).numel()}
     if p.numel() == 1:
-        return {key: t for key, t in tensors.items() if key != "step"}
-    return {key: t for key, t in tensors.items() if t.numel() > 1 and local(t).numel()}
+        return {key: t for key, t in filled.items() if key != "step"}
+    return {key: t for key, t in filled.items() if t.numel() > 1}
 
 
 def _state_changes(watch: StepWatch, name: str) -> dict[str, bool]:
@@ -293,11 +295,16 @@ def _state_changes(watch: StepWatch, name: str) -> dict[str, bool]:
     return changes
 
 
-def _in_words(changes: Mapping[str, bool]) -> str:
+def _bad_states(watch: StepWatch, name: str) -> list[str]:
+    """Return the state tensors of a parameter that are infinite or NaN on this rank."""
+    return [key for key, t in _state_tensors(watch, name).items() if not _is_finite(t)]
+
+
+def _in_words(changes: Mapping[str, bool], sums: StepSums) -> str:
     """Describe the change of the state of a parameter."""
     unchanged = [key for key, changed in changes.items() if not changed]
-    if not changes:
-        return "none"
+    if not changes:  # the state may be on other ranks only
+        return "changed" if sums.state_changes else "none"
     if not unchanged:
         return "changed"
     if len(unchanged) > STATES_SHOWN:
@@ -309,15 +316,14 @@ def _about_state(watch: StepWatch, name: str, behavior: Behavior, findings: Find
     """Add findings about the state of one parameter."""
     sums = behavior.sums
     tensors = _state_tensors(watch, name)
-    bad = [key for key, t in tensors.items() if not _is_finite(t)]
-    if bad:
-        what = f"the state is infinite or NaN: {', '.join(bad)}"
-        findings.add("nonfinite-state", what, name)
+    if sums.bad_states:
+        where = ", ".join(_bad_states(watch, name)) or "in a shard on another rank"
+        findings.add("nonfinite-state", f"the state is infinite or NaN: {where}", name)
     if name in watch.state_changed and name not in watch.moved_early:
         what = "the state changed in the block before optimizer.step()"
         findings.add("state-outside-step", what, name)
     has_gradient = sums.gradient_square and not sums.bad_gradients
-    if bad or not tensors or not has_gradient:
+    if sums.bad_states or not tensors or not has_gradient:
         return
     if not sums.state_changes and not _was_skipped(watch, name):
         keys = ", ".join(tensors)

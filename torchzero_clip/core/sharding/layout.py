@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,11 @@ class Layout:
         """The dims of the mesh that the tensor is split over."""
         placed = enumerate(self.placements)
         return frozenset([i for i, p in placed if hasattr(p, "dim") and not p.is_partial()])
+
+    @property
+    def shard_count(self) -> int:
+        """The number of shards. Ranks that store equal shards count once."""
+        return math.prod([self.mesh.size(i) for i in self.split])
 
     def extents(self, coordinate: Sequence[int]) -> list[tuple[int, int]]:
         """Return the range of a shard in each dim of the tensor. `coordinate` locates its rank.
@@ -137,8 +143,26 @@ def aligned_grads(params: Sequence[Tensor], place: Any) -> list[Tensor | None]:
             grad = place.of(p)
             placed = placements(p)
             if grad is not None and placed is not None and placements(grad) != placed:
+                _refuse_misplaced(p, grad, place)
                 place.put(p, grad.redistribute(placements=placed))
     return [p.grad for p in params] if place.usual else list(map(place.of, params))
+
+
+def _refuse_misplaced(p: Tensor, grad: Tensor, place: Any) -> None:
+    """Raise TypeError if the step cannot shard a gradient like its parameter."""
+    if placements(grad) is None:
+        raise TypeError(
+            f"the parameter of shape {tuple(p.shape)} is a DTensor, so its gradient must be a "
+            f"DTensor, got a plain tensor of shape {tuple(grad.shape)}: wrap the local gradient "
+            "with DTensor.from_local(grad, p.device_mesh, p.placements, shape=p.shape, "
+            "stride=p.stride())"
+        )
+    if callable(place.given) and place.own(p) is not None:
+        raise TypeError(
+            f"grad={place.given!r} returned a gradient with the placements {placements(grad)} for "
+            f"a parameter with the placements {placements(p)}: return "
+            "grad.redistribute(placements=p.placements)"
+        )
 
 
 def refuse_flat(params: Sequence[Tensor]) -> None:

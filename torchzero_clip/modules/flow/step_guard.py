@@ -118,10 +118,10 @@ class _StepGuard(Transform):
             return False
         if step.process_group is not None:
             return torch.distributed.get_world_size(step.process_group) == step.world_size
-        # norms of unsharded gradients may differ between ranks in their last bits
+        # norms of replicas may differ: in their last bits, or if only one replica has NaN
         layouts = [layout for bucket in units.buckets for layout in bucket.cohort.layouts]
-        rank_counts = {x.mesh.size() if x is not None and x.split else 0 for x in layouts}
-        return rank_counts == {step.world_size}
+        shard_counts = {0 if layout is None else layout.shard_count for layout in layouts}
+        return shard_counts == {step.world_size}
 
     def _counts(self, state: UnitState, bad: Tensor) -> UnitState:
         """Return the counts after the step.
