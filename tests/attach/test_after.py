@@ -155,7 +155,8 @@ def test_checkpoints_with_and_without_such_links_are_told_apart():
     model = network()
     plain = attach(sgd(model), ClipNorm(0.1))
     behind = attach(sgd(model), ClipNorm(0.1), after=WeightEMA(0.5))
-    with pytest.raises(ValueError, match="lacks the state of averaged weights, but"):
+    message = r"lacks the state of averaged weights, but .* save handle\.state_dict"
+    with pytest.raises(ValueError, match=message):
         behind.load_state_dict(plain.state_dict())
     with pytest.raises(ValueError, match=r"has the state of averaged weights, but"):
         plain.load_state_dict(behind.state_dict())

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 
 from tests.helpers import close, network, same
 from torchzero_clip import (
@@ -345,6 +352,40 @@ def test_a_checkpoint_of_an_evaluation_goes_on_as_training_would_have(link, dtyp
         RuntimeError, match=r"step\(\) is not allowed between eval\(\) and train\(\)"
     ):
         other.step()
+    other.train()
+    train(resumed, other)
+    same(weights(resumed), weights(model))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("evaluates", [False, True])
+@pytest.mark.parametrize("link", [WeightEMA(0.5), ScheduleFree()])
+def test_a_distributed_checkpoint_of_an_evaluation_never_trains_averaged_weights(
+    link, evaluates, tmp_path
+):
+    model, opt = trained(link)
+    opt.eval()
+    saved = {"model": get_model_state_dict(model), "opt": get_optimizer_state_dict(model, opt)}
+    dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
+    opt.train()
+    train(model, opt)
+
+    resumed, other = trained(link, steps=0)
+    other.init_state()
+    if evaluates:
+        other.eval()
+    held = {"model": get_model_state_dict(resumed), "opt": get_optimizer_state_dict(resumed, other)}
+    dcp.load(held, checkpoint_id=tmp_path, no_dist=True)  # only values whose keys exist
+    set_model_state_dict(resumed, held["model"])
+    set_optimizer_state_dict(resumed, other, held["opt"])
+    with pytest.raises(RuntimeError, match="call train"):
+        other.step()
+    if isinstance(link, ScheduleFree) and not evaluates:
+        with pytest.raises(
+            RuntimeError, match=r"no training weights, .* call init_state\(\) and ev"
+        ):
+            other.train()
+        return
     other.train()
     train(resumed, other)
     same(weights(resumed), weights(model))

@@ -228,10 +228,14 @@ class Attached(Clipper):
         if has_after is (self.after is None):
             contents = "has" if has_after else "lacks"
             call = "without" if has_after else "with"
+            dropped = (
+                ". If torch.distributed.checkpoint saved the checkpoint: "
+                "get_optimizer_state_dict drops this state, so save handle.state_dict() instead"
+            )
             raise ValueError(
                 f"load_state_dict: the checkpoint {contents} the state of averaged weights, but "
                 f"attach was called {call} the argument after=. Pass the same arguments to "
-                "attach as in the run that saved the checkpoint"
+                "attach as in the run that saved the checkpoint" + ("" if has_after else dropped)
             )
         if self.after is not None:
             state_dict = dict(state_dict)

@@ -19,13 +19,21 @@ from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer.rounding import in_model, weights_of
 
 SHOWN = "averaged/shown"
-"""A key in the chain dict of a group. The key exists between eval() and train()."""
+"""A key in the chain dict of a group. Its value is 1 between eval() and train(), otherwise 0."""
 TRAINING = "averaged/training"
 """A key in the state of a parameter. It has the training weights between eval() and train()."""
 NONE = (
     "this chain has no averaged weights: add a transform that averages weights after LR, such as "
     "WeightEMA(0.999) or ScheduleFree()"
 )
+
+
+def shown_at_start(links: Sequence[Link]) -> dict[str, int]:
+    """Return the entry of the key `SHOWN` for a new group, if a link has averaged weights.
+
+    Distributed checkpointing loads only values whose keys exist before loading.
+    """
+    return {SHOWN: 0} if any([averages(link.transform) for link in links]) else {}
 
 
 def check_order(links: Sequence[Link], seen: Link | None = None) -> Link | None:
@@ -243,7 +251,7 @@ def reshard(model: Module | None) -> None:
 def evaluate(optimizer: Any, model: Module | None) -> None:
     """Put the averaged weights into the parameters, until `train`."""
     refuse(optimizer, "eval()")
-    if is_shown(optimizer) or not any([averages(x.transform) for x in optimizer.keys.links]):
+    if is_shown(optimizer) or not shown_at_start(optimizer.keys.links):
         return
     warn_of_gathered("eval()", optimizer, model)
     substitution = Substitution(params_of(optimizer))
@@ -269,6 +277,13 @@ def train(optimizer: Any, model: Module | None) -> None:
     substitution = Substitution(params_of(optimizer))
     for averaged_param in averaged_params(optimizer):
         training = optimizer.state[averaged_param.param].get(TRAINING)
+        if training is None and not averaged_param.in_state:
+            raise RuntimeError(
+                "train(): the optimizer has no training weights, because the checkpoint was saved "
+                "between eval() and train(), and torch.distributed.checkpoint loads only state "
+                "that exists before loading: call init_state() and eval() of the new optimizer, "
+                "and then load the checkpoint again"
+            )
         substitution.expect(averaged_param, training)
     warn_of_gathered("train()", optimizer, model)
     try:
@@ -280,7 +295,7 @@ def train(optimizer: Any, model: Module | None) -> None:
 
 def is_shown(optimizer: Any) -> bool:
     """Return whether `evaluate` has put the averaged weights into the parameters."""
-    return any([SHOWN in group.get("chain", ()) for group in optimizer.param_groups])
+    return any([group.get("chain", {}).get(SHOWN) for group in optimizer.param_groups])
 
 
 def refuse(optimizer: Any, method: str, shown: bool = False) -> None:
@@ -324,4 +339,4 @@ def _forget(optimizer: Any) -> None:
     for p in params_of(optimizer):
         optimizer.state.get(p, {}).pop(TRAINING, None)
     for group in optimizer.param_groups:
-        group["chain"].pop(SHOWN, None)
+        group["chain"][SHOWN] = 0

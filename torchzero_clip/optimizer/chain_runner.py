@@ -312,7 +312,8 @@ class ChainRunner(Optimizer):
         except Exception:
             self.param_groups.pop()
             raise
-        group["chain"] = shared_start(self.keys.links, group["params"], shared_state)
+        start = averages.shown_at_start(self.keys.links)
+        group["chain"] = start | shared_start(self.keys.links, group["params"], shared_state)
 
     def _check_params(self, group: dict[str, Any]) -> None:
         """Raise an error if the chain does not support the parameters of a group."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchzero_clip.core.description import ON_NORMS, RESERVED
 from torchzero_clip.core.formats import KEPT, Kahan
 from torchzero_clip.core.formats.stochastic import DRAWS, DROPPED, ROUNDS
-from torchzero_clip.core.sharding.layout import local
+from torchzero_clip.core.sharding.layout import in_shards, layout_of, local
 from torchzero_clip.core.stacks import batches, in_order
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.step import Groups
@@ -166,7 +166,7 @@ class Checkpoint:
             values = [row for row in values if row[2] is not None or row[0] not in ROUNDING]
             state[p] = {key: _loaded(key, value, p, entry) for key, value, entry in values}
             if self.splits and Kahan.key in of_param:
-                lost = local(of_param[Kahan.key]).to(p.device)
+                lost = local(in_shards(of_param[Kahan.key], layout_of(p))).to(p.device)
                 split(p, local(p).detach().float().add(lost), state[p])
             for key, _, entry in values:
                 where = () if entry and entry.kinds is STATISTICS else (p.dtype, group_of[p])
@@ -288,7 +288,8 @@ def _loaded(key: str, value: Any, p: Tensor, entry: Entry | None) -> Any:
     if entry is None:  # the key is a user's
         return value if key == "step" else _moved(value, p.device)
     if isinstance(value, Tensor):
-        return value.to(p.device, value.dtype if entry.kinds is STATISTICS else entry.example.dtype)
+        t = in_shards(value, layout_of(entry.example))
+        return t.to(p.device, t.dtype if entry.kinds is STATISTICS else entry.example.dtype)
     return value if entry.is_number(key) else torch.full_like(entry.example, value, device=p.device)
 
 

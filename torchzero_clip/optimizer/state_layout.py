@@ -17,7 +17,8 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.logical_matrices import LogicalMatrices
 from torchzero_clip.core.matrices import matrix_key
 from torchzero_clip.core.norm_rule import NormRule
-from torchzero_clip.core.sharding.layout import local
+from torchzero_clip.core.sharding.layout import Layout, layout_of, local
+from torchzero_clip.core.sharding.owned_tensors import evenly
 from torchzero_clip.core.state import statistic
 from torchzero_clip.core.tensor_kinds import is_sharded
 from torchzero_clip.core.traits import Gate, Sometimes
@@ -44,11 +45,13 @@ class Entry(NamedTuple):
         example: A meta tensor with the shape and dtype of the value.
         kinds: The dtypes that may be loaded for this key.
         link: The link that keeps the value. The compensation of a rounding belongs to no link.
+        spread: The layout of a matrix that a checkpoint stores in even parts, or None.
     """
 
     example: Tensor
     kinds: frozenset[torch.dtype] = frozenset()
     link: Link | None = None
+    spread: Layout | None = None
 
     def check(self, where: str, key: str, value: Any) -> None:
         """Raise an error if a value has another form than the example."""
@@ -70,6 +73,17 @@ class Entry(NamedTuple):
                 f"the checkpoint has dtype {value.dtype} for {here}, but this optimizer needs "
                 f"dtype {example.dtype}"
             )
+        elif (theirs := layout_of(value)) and not theirs.same_places(self.layout):
+            raise ValueError(
+                f"the checkpoint has {here} as {_words(theirs)}, but this optimizer needs "
+                f"{_words(self.layout)}: load the checkpoint with torch.distributed.checkpoint, "
+                "or call full_tensor() of the tensors in the checkpoint on all ranks"
+            )
+
+    @property
+    def layout(self) -> Layout | None:
+        """The layout of the value in a checkpoint, or None for a plain tensor."""
+        return self.spread or layout_of(self.example)
 
     def is_number(self, key: str) -> bool:
         """Return whether the value under a key is a Python number instead of a tensor."""
@@ -244,12 +258,14 @@ def _of_matrices(link: Link, name: str, p: Tensor) -> dict[str, Entry]:
         matrices: LogicalMatrices | None = rule.matrices_of(name, p)
     except (TypeError, ValueError):
         matrices = None
+    layout = layout_of(p)
     entries: dict[str, Entry] = {}
     for b, size in enumerate([] if matrices is None else matrices.sizes):
         with torch.device("meta"):
             state = rule.init_matrix(*size)
         for own_name, t in state.items():
-            entries[matrix_key(link.path, own_name, b)] = Entry(t, STATISTICS, link)
+            spread = evenly(layout, t.shape) if layout else None
+            entries[matrix_key(link.path, own_name, b)] = Entry(t, STATISTICS, link, spread)
     return entries
 
 
@@ -296,6 +312,13 @@ def _check_if_count(where: str, link: Link | None, key: str, value: Any) -> None
 def _is_inexact(t: Tensor) -> bool:
     """Return whether a tensor has a floating-point or complex dtype."""
     return t.is_floating_point() or t.is_complex()
+
+
+def _words(layout: Layout | None) -> str:
+    """Return an error text about how a tensor is sharded."""
+    if layout is None:
+        return "a plain tensor"
+    return f"a DTensor with {layout.placements} on a mesh of shape {layout.mesh.shape}"
 
 
 def _is_number(value: Any) -> bool:

@@ -73,6 +73,15 @@ class Layout:
             part, self.mesh, self.placements, run_check=False, shape=size, stride=stride
         )
 
+    def same_places(self, other: Layout | None) -> bool:
+        """Return whether another layout has the same placements on a mesh of the same shape.
+
+        The meshes may differ in other ways. For example, a mesh from a file is another object.
+        """
+        if other is None:
+            return False
+        return (self.mesh.shape, self.placements) == (other.mesh.shape, other.placements)
+
     def whole(self, part: Tensor) -> Tensor:
         """Gather the shards of all ranks into a whole tensor in new memory, by a collective."""
         whole = part.new_zeros(self.shape)
@@ -115,6 +124,16 @@ def whole_of(part: Tensor, layout: Layout | None) -> Tensor:
 def part_of(whole: Tensor, layout: Layout | None) -> Tensor:
     """Return this rank's shard of a whole tensor. Without a layout, return the whole tensor."""
     return whole if layout is None else layout.part(whole)
+
+
+def in_shards(tensor: Tensor, layout: Layout | None) -> Tensor:
+    """Return a DTensor with a copy of this rank's shard of a whole tensor.
+
+    Return the tensor itself if it is a DTensor already, or if there is no layout.
+    """
+    if layout is None or is_sharded(tensor):
+        return tensor
+    return layout.wrap(layout.part(tensor).clone())
 
 
 def summed(tensor: Any) -> Any:
