@@ -11,6 +11,7 @@ from torchzero_clip import (
     EMA,
     LR,
     Adam,
+    AdaptiveClip,
     Chain,
     ClipNorm,
     Group,
@@ -27,9 +28,14 @@ from torchzero_clip import (
     State,
     TensorList,
     TensorwiseTransform,
+    Trace,
     Transform,
+    Units,
+    ZStat,
+    simulate,
 )
 from torchzero_clip.core.bucket import Bucket
+from torchzero_clip.core.decision import Decision
 
 ENGINES = [{}, {"fused": False}, {"compile": True}]
 
@@ -221,3 +227,20 @@ def test_two_base_classes_give_their_fields_as_they_have_read_them():
     with pytest.raises(ValueError, match="Both: beta must be a number of at least 0 and below 1"):
         Both(beta=1.0)
     torch.testing.assert_close(moved(Both(beta=0.5), LR(0.1)), moved(EMA(0.5), LR(0.1)))
+
+
+# ------------------------------------------------------------------ rules inside other code
+
+
+class SoftClipping(ClipNorm):
+    """Divides by the square root of the divisor"""
+
+    def apply(self, units: Units, decision: Decision) -> None:
+        units.scale([divisor.sqrt() for divisor in decision.divisors])
+
+
+def test_code_that_only_calls_limit_refuses_a_rule_with_another_step():
+    with pytest.raises(ValueError, match="simulate calls only the methods limit and observe"):
+        simulate(Trace(torch.ones(3, 1)), SoftClipping(1.0))
+    with pytest.raises(ValueError, match="warmup must be None or a transform that clips"):
+        AdaptiveClip(ZStat(), warmup=SoftClipping(1.0))

@@ -278,6 +278,17 @@ class NormRule(Transform):
             )
 
 
+def has_own_step(rule: NormRule) -> bool:
+    """Return whether the class of a rule overrides a part of the step other than its limit."""
+    cls = type(rule)
+    return not (
+        cls.step is NormRule.step
+        and cls.units is NormRule.units
+        and cls.decide is NormRule.decide
+        and cls.apply is NormRule.apply
+    )
+
+
 def check_dim(rule: Transform, dim: Any, inverse_dims: bool) -> None:
     """Raise an error unless `dim` and `inverse_dims` are valid and fit together."""
     name = type(rule).__name__
