@@ -229,6 +229,43 @@ def test_two_base_classes_give_their_fields_as_they_have_read_them():
     torch.testing.assert_close(moved(Both(beta=0.5), LR(0.1)), moved(EMA(0.5), LR(0.1)))
 
 
+def test_a_field_may_be_computed_from_other_fields():
+    rule = HalfLife(half_life=2.0)
+    assert rule.beta == 0.5**0.5
+    assert Chain.from_config(Chain(rule).to_config()) == Chain(rule)
+    torch.testing.assert_close(moved(rule, LR(0.1)), moved(EMA(0.5**0.5), LR(0.1)))
+
+
+class HalfLife(EMA):
+    """EMA, with the number of steps in which a gradient loses half of its weight"""
+
+    half_life: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.beta = 0.5 ** (1 / self.half_life)
+
+
+class Slow(EMA):
+    """EMA, with a constructor of its own"""
+
+    def __init__(self, steps: float) -> None:
+        super().__init__(beta=1 - 1 / steps)
+
+
+class Quick(EMA):
+    """EMA, with another default in a constructor of its own"""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**{"beta": 0.5, **arguments})
+
+
+def test_a_config_needs_a_constructor_that_accepts_its_arguments():
+    with pytest.raises(TypeError, match="the __init__ of Slow does not accept 'beta'"):
+        Chain(Slow(4.0)).to_config()
+    for rule in (Quick(), Quick(beta=0.25)):
+        assert Chain.from_config(Chain(rule).to_config()) == Chain(rule)
+
+
 # ------------------------------------------------------------------ rules inside other code
 
 
