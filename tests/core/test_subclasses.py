@@ -281,3 +281,20 @@ def test_code_that_only_calls_limit_refuses_a_rule_with_another_step():
         simulate(Trace(torch.ones(3, 1)), SoftClipping(1.0))
     with pytest.raises(ValueError, match="warmup must be None or a transform that clips"):
         AdaptiveClip(ZStat(), warmup=SoftClipping(1.0))
+
+
+class SkipsLarge(Transform):
+    """A guard of the user that ends the step"""
+
+    place = "first"
+    leaves = "gradient"
+    drops = True
+
+    def step(self, buckets: list[Bucket]) -> list[Bucket]:
+        largest = max(float(t.abs().max()) for bucket in buckets for t in bucket.u)
+        return buckets if largest < 10 else []
+
+
+def test_explain_describes_a_chain_with_a_guard_of_the_user():
+    opt = Modular([Parameter(torch.ones(2))], SkipsLarge(), LR(0.1))
+    assert "SkipsLarge" in opt.explain()
