@@ -148,6 +148,17 @@ def test_a_class_may_withdraw_what_its_base_class_declares():
     torch.testing.assert_close(moved(plain(), LR(0.1)), moved(Adam(), LR(0.1)))
 
 
+@pytest.mark.parametrize("options", ENGINES)
+def test_every_engine_explains_state_of_the_base_class_that_is_missing(options):
+    def init(self: Any, param: Tensor) -> dict[str, Tensor]:
+        return {"exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param)}
+
+    with pytest.raises(KeyError, match=r"'step' is neither in state.* of the base class too"):
+        moved(subclass(Adam, init=init)(), LR(0.1), **options)
+    ahead = subclass(Adam, init=lambda self, param: {**Adam.init(self, param), "step": 1.0})
+    torch.testing.assert_close(moved(ahead(), **options), moved(ahead(), fused=False))
+
+
 class HalfTensor(TensorwiseTransform):
     """u ← u / 2"""
 

@@ -37,7 +37,9 @@ def refuse_uncalled(cls: type) -> None:
 def drop_declarations(cls: type) -> None:
     """Drop what base classes declare about a method that a class defines differently.
 
-    An engine would otherwise run the `fused` or `affine` of a base class instead of `update`.
+    An engine would otherwise run the `fused` or `affine` of a base class instead of `update`. The
+    `fused` of a base class is also dropped if the class has another `init`, because the state that
+    `fused` names may be missing.
 
     Raise TypeError if a class declares something about the `update` of a base class, because only
     some engines would use the declaration.
@@ -47,7 +49,8 @@ def drop_declarations(cls: type) -> None:
         default = _first(cls, name)
         if vars(cls.__mro__[_depth(cls, name)])[name] == default:
             continue
-        if _depth(cls, name) > update:
+        reads_state = name == "fused" and _depth(cls, name) > _depth(cls, "init")
+        if _depth(cls, name) > update or reads_state:
             setattr(cls, name, default)
         elif _depth(cls, name) < update:
             raise TypeError(
