@@ -1,5 +1,7 @@
 """Subclasses of built-in rules: every engine runs the methods that they define."""
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -309,3 +311,28 @@ class SkipsLarge(Transform):
 def test_explain_describes_a_chain_with_a_guard_of_the_user():
     opt = Modular([Parameter(torch.ones(2))], SkipsLarge(), LR(0.1))
     assert "SkipsLarge" in opt.explain()
+
+
+class Counted(Modular):
+    """An optimizer that counts its steps"""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, Adam(), LR(0.1))
+        self.steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        return super().step(closure)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "steps": self.steps}
+
+
+def test_a_copy_keeps_the_attributes_that_getstate_returns():
+    w = Parameter(torch.ones(2))
+    opt = Counted([w])
+    w.grad = torch.ones(2)
+    opt.step()
+    for other in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
+        other.step()
+        assert (opt.steps, other.steps) == (1, 2)
