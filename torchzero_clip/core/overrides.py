@@ -57,9 +57,9 @@ def drop_declarations(cls: type) -> None:
                 f"{cls.__name__}: {name} describes the method update, so a class that defines "
                 f"{name} must define update as well"
             )
-    says_tensor = inspect.getattr_static(cls, "reach") == "tensor"
-    if says_tensor and _depth(cls, "reach") > _depth(cls, "step"):
-        cls.reach = _first(cls, "reach")
+    name = "reach"
+    if inspect.getattr_static(cls, name) == "tensor" and _depth(cls, name) > _depth(cls, "step"):
+        setattr(cls, name, _first(cls, name))
 
 
 def _depth(cls: type, name: str) -> int:
