@@ -8,7 +8,6 @@ import torch
 from tests.helpers import one, run_once
 from torchzero_clip import (
     LR,
-    ClipNorm,
     Live,
     Modular,
     NormRule,
@@ -108,11 +107,3 @@ def test_a_norm_rule_without_limit_says_what_to_write():
 
     with pytest.raises(NotImplementedError, match="Nothing must define limit"):
         run_once(Nothing())
-
-
-def test_an_update_that_no_step_would_call_is_an_error():
-    with pytest.raises(TypeError, match="Half: a step of a NormRule does not call update"):
-
-        class Half(ClipNorm):
-            def update(self, u, state, group):
-                return u.mul_(0.5)

@@ -48,11 +48,19 @@ def _config_of(description: Description) -> Any:
     _refuse_other_class(type(description))
     arguments = {name: to_config(arg) for name, arg in description.arguments().items()}
     links = getattr(description, "links", None)
+    parameters = inspect.signature(type(description)).parameters
+    kinds = [p.kind for p in parameters.values()]
     if links is None:
+        lost = [name for name in arguments if name not in parameters]
+        if lost and inspect.Parameter.VAR_KEYWORD not in kinds:
+            raise TypeError(
+                f"to_config: the __init__ of {kind} does not accept {lost[0]!r}, so a config "
+                f"cannot contain it: accept {lost[0]!r} in __init__, or declare all arguments as "
+                "fields and compute other fields in __post_init__"
+            )
         return {"type": kind, **arguments}
     configs = [to_config(link) for link in links]
-    parameters = inspect.signature(type(description)).parameters.values()
-    if not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+    if inspect.Parameter.VAR_POSITIONAL not in kinds:
         if not only_routes(description):
             raise TypeError(
                 f"to_config: a config of {kind} would lose its own step: let its constructor "
@@ -106,13 +114,15 @@ def make(name: str, arguments: Mapping[str, Any], links: Iterable[Any] = ()) -> 
     cls = Description.registry[name]
     signature = inspect.signature(cls)
     known = list(signature.parameters)
+    accepts_all = any([p.kind is p.VAR_KEYWORD for p in signature.parameters.values()])
     for key in values:
-        if key not in known:
+        if key not in known and not accepts_all:
             raise ValueError(
                 f"{name} has no argument {key!r}{hint(key, known)}; it accepts {known}"
             )
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for key, p in signature.parameters.items():
-        if key not in values and p.default is p.empty and p.kind is not p.VAR_POSITIONAL:
+        if key not in values and p.default is p.empty and p.kind not in variadic:
             raise ValueError(f"{name} requires the argument {key!r}; its arguments are {known}")
     return cls(*inside, **values)
 

@@ -23,7 +23,7 @@ from torchzero_clip.core.argument_values import (
     shown,
 )
 from torchzero_clip.core.bounds import Within
-from torchzero_clip.core.live_reads import refuse_live_reads
+from torchzero_clip.core.live_reads import refuse_fixed_reads, refuse_live_reads
 from torchzero_clip.core.names import hint
 
 RESERVED = frozenset({"params", "param_names", "grads", "chain"})
@@ -74,7 +74,7 @@ class Description:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._own_init = cls._own_init or "__init__" in vars(cls)
-        inherited = dict(getattr(cls, "__dataclass_fields__", {}))
+        inherited = _inherited(cls)
         _refuse_plain_defaults(cls, inherited)
         dataclasses.dataclass(eq=False, repr=False, init=not cls._own_init)(cls)
         fields = {f.name: f for f in dataclasses.fields(cls)}
@@ -87,9 +87,13 @@ class Description:
                     "a different name for the field"
                 )
         _read_annotations(cls, own)
-        refuse_live_reads(cls, cls.live)
+        cls._check_class()
         _register(cls)
         _check_after_init(cls)
+
+    @classmethod
+    def _check_class(cls) -> None:
+        """Raise TypeError if the methods of a new class do not fit together."""
 
     def check(self) -> None:
         """Raise ValueError or TypeError if the arguments do not fit together.
@@ -214,6 +218,22 @@ class Description:
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
+def _inherited(cls: type[Description]) -> dict[str, dataclasses.Field[Any]]:
+    """Return the fields of the base classes.
+
+    If several base classes have a field of one name, the first one counts, as in dataclasses.
+    """
+    fields: dict[str, dataclasses.Field[Any]] = {}
+    for base in reversed(_descriptions(cls)):
+        fields.update(base.__dataclass_fields__)
+    return fields
+
+
+def _descriptions(cls: type[Description]) -> list[type[Description]]:
+    """Return the base classes that have fields."""
+    return [x for x in cls.__mro__[1:] if issubclass(x, Description) and x is not Description]
+
+
 def _refuse_plain_defaults(cls: type[Description], arguments: Mapping[str, Any]) -> None:
     """Raise TypeError if a class sets an inherited argument without an annotation.
 
@@ -245,10 +265,15 @@ def _annotation_of(value: Any) -> str:
 def _read_annotations(cls: type[Description], own: list[dataclasses.Field[Any]]) -> None:
     """Set which fields of a class are live, and which values the fields allow.
 
+    Raise TypeError if a method reads a field in a way that does not fit.
+
     `own` are the new fields of the class. A new field replaces an inherited field of the same name.
     """
-    kinds: dict[str, Allowed | None] = dict(cls._kinds)
-    live: list[str] = []
+    kinds: dict[str, Allowed | None] = {}
+    live: dict[str, bool] = {}
+    for base in reversed(_descriptions(cls)):
+        kinds.update({name: base._kinds.get(name) for name in base.__dataclass_fields__})
+        live.update({name: name in base.live for name in base.__dataclass_fields__})
     for field in own:
         is_live, kind = read(cls, field.name, field.type)
         inherited = kinds.get(field.name)
@@ -263,16 +288,18 @@ def _read_annotations(cls: type[Description], own: list[dataclasses.Field[Any]])
                 )
             kind = kind or inherited
         kinds[field.name] = kind
-        if is_live:
-            live.append(field.name)
-    if taken := {*RESERVED, *ON_NORMS}.intersection(live):
+        live.pop(field.name, None)  # live values are in the order of their last declarations
+        live[field.name] = is_live
+    was_live = {name for base in _descriptions(cls) for name in base.live}
+    cls.live = tuple([name for name, is_live in live.items() if is_live])
+    cls._kinds = {name: kind for name, kind in kinds.items() if kind is not None}
+    if taken := {*RESERVED, *ON_NORMS}.intersection(cls.live):
         raise TypeError(
             f"{cls.__name__}: '{min(taken)}' cannot be a live hyperparameter, because "
             "param_groups uses this key: choose a different name for the hyperparameter"
         )
-    names = [field.name for field in own]
-    cls.live = (*[name for name in cls.live if name not in names], *live)
-    cls._kinds = {name: kind for name, kind in kinds.items() if kind is not None}
+    refuse_live_reads(cls, cls.live)
+    refuse_fixed_reads(cls, sorted(was_live.difference(cls.live)))
 
 
 def _keeps_meaning(

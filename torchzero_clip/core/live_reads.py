@@ -33,12 +33,7 @@ def refuse_live_reads(cls: type, live: Collection[str]) -> None:
     This function examines the code of these methods, but does not run it. It also examines
     inherited methods, because a subclass may declare an inherited field as live.
     """
-    for method in GIVEN_GROUP:
-        attribute = inspect.getattr_static(cls, method, None)
-        function = inspect.unwrap(attribute) if callable(attribute) else None
-        if not inspect.isfunction(function) or not function.__code__.co_argcount:
-            continue
-        code = function.__code__
+    for method, code in _codes(cls):
         name = next(attributes_of(code, code.co_varnames[0], set(live)), None)
         if name is not None:
             raise TypeError(
@@ -46,6 +41,39 @@ def refuse_live_reads(cls: type, live: Collection[str]) -> None:
                 f"because self.{name} ignores the values in parameter groups and the changes "
                 "by schedules"
             )
+
+
+def refuse_fixed_reads(cls: type, fixed: Collection[str]) -> None:
+    """Raise TypeError if a method reads a field from `group` that the class no longer has as live.
+
+    A subclass may declare a live field of its base class again without `Live`. Then `group` does
+    not contain the field, so the methods of the base class cannot read it.
+    """
+    for method, code in _codes(cls):
+        name = next((name for name in fixed if name in _constants_of(code)), None)
+        if name is not None:
+            raise TypeError(
+                f'{cls.__name__}: {method} reads group["{name}"], so the field {name} must be a '
+                f"live hyperparameter: annotate {name} with Live[...], or define {method} in "
+                f"{cls.__name__} and read self.{name}"
+            )
+
+
+def _codes(cls: type) -> Iterator[tuple[str, CodeType]]:
+    """Yield the methods that receive `group`, with their code."""
+    for method in GIVEN_GROUP:
+        attribute = inspect.getattr_static(cls, method, None)
+        function = inspect.unwrap(attribute) if callable(attribute) else None
+        if inspect.isfunction(function) and function.__code__.co_argcount:
+            yield method, function.__code__
+
+
+def _constants_of(code: CodeType) -> Iterator[object]:
+    """Yield the constants in code, also in inner functions."""
+    for constant in code.co_consts:
+        yield constant
+        if isinstance(constant, CodeType):
+            yield from _constants_of(constant)
 
 
 def attributes_of(code: CodeType, variable: str, wanted: Set[str]) -> Iterator[str]:

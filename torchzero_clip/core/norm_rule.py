@@ -68,15 +68,14 @@ class NormRule(Transform):
     With this name, the optimizer can warn at construction if clipping can never have an effect.
     """
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Raise TypeError if the class defines an `update` that no step would call."""
-        super().__init_subclass__(**kwargs)
-        updates = cls.update is not Transform.update
-        if updates and cls.step is NormRule.step and cls.apply is NormRule.apply:
-            raise TypeError(
-                f"{cls.__name__}: a step of a NormRule does not call update: define limit instead, "
-                "or put a second transform after the rule"
-            )
+    _called_by: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "update": ("step", "apply"),
+        "limit": ("step", "decide"),
+        "observe": ("step", "decide"),
+        "decide": ("step",),
+        "apply": ("step",),
+    }
+    _advised: ClassVar[str] = "limit"  # the method to define instead of a method without a caller
 
     def init_unit(self) -> dict[str, Any]:
         """Return the initial state of one unit: scalars or small tensors, by name."""
@@ -263,6 +262,12 @@ class NormRule(Transform):
         except ValueError as error:
             raise ValueError(f"{type(self).__name__}: ord {error}") from None
         check_dim(self, self.scope, self.inverse_dims)
+        cls = type(self)
+        if cls.observe is not NormRule.observe and cls.init_unit is NormRule.init_unit:
+            raise TypeError(
+                f"{cls.__name__} must not define observe without init_unit: return the initial "
+                "state from init_unit"
+            )
         self.require("min_size", at_least=0, integer=True)
         sliced = not (self.scope is None or isinstance(self.scope, str))
         if sliced and (self.init_unit() or type(self).init is not Transform.init):
@@ -271,6 +276,17 @@ class NormRule(Transform):
                 f"{self.dim!r}. An int is not supported as dim=, because "
                 f"{type(self).__name__} keeps state between steps"
             )
+
+
+def has_own_step(rule: NormRule) -> bool:
+    """Return whether the class of a rule overrides a part of the step other than its limit."""
+    cls = type(rule)
+    return not (
+        cls.step is NormRule.step
+        and cls.units is NormRule.units
+        and cls.decide is NormRule.decide
+        and cls.apply is NormRule.apply
+    )
 
 
 def check_dim(rule: Transform, dim: Any, inverse_dims: bool) -> None:

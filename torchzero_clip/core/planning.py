@@ -78,13 +78,15 @@ def _of_update(factor: Link | None) -> Link | None:
 
 
 def _calls_update_alone(link: Link) -> bool:
-    """Return whether the step of a link only calls its `update`."""
+    """Return whether the step of a link calls its `update` for all parameters, and does no more."""
     tfm = link.transform
     return (
         isinstance(tfm, Transform)
         and type(tfm).step is Transform.step
         and type(tfm).rule is Transform.rule
         and tfm.target == "update"
+        and tfm.complex != "refuse"
+        and not getattr(tfm, "clips", False)
         and not (tfm.drops or link.children or link.numbered)
     )
 

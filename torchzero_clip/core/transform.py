@@ -26,6 +26,7 @@ from torchzero_clip.core.matrix_steps import (
     record_unknown,
     step_matrices,
 )
+from torchzero_clip.core.overrides import drop_declarations, refuse_uncalled
 from torchzero_clip.core.sharding.layout import full, layout_of, part_of
 from torchzero_clip.core.sharding.owners import by_owners, owners_of
 from torchzero_clip.core.tensorlist import TensorList, call_user
@@ -128,21 +129,21 @@ class Transform(Description):
     """
     shown: ClassVar[tuple[str, ...]] = ()
     """The names of model-wide scalars that `metrics()` reports."""
+    _called_by: ClassVar[Mapping[str, tuple[str, ...]]] = {"update": ("step",)}
+    """For methods that subclasses define, the methods of this class that call them.
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Drop what a base class declares about its `update`, if this class has another `update`.
+    A step of a subclass with another calling method may never call the method.
+    """
 
-        An engine would otherwise run the `fused` or `affine` of the base class instead.
+    @classmethod
+    def _check_class(cls) -> None:
+        """Check that a step calls the methods of the class, and drop declarations of base classes.
+
+        A declaration about `update` or `step` is dropped if this class has another such method.
         """
-        super().__init_subclass__(**kwargs)
-        bases = cls.__mro__
-        update = _depth(bases, "update")
-        if cls.fused is not Transform.fused and _depth(bases, "fused") > update:
-            cls.fused = Transform.fused  # type: ignore[method-assign]
-        if cls.affine is not Transform.affine and _depth(bases, "affine") > update:
-            cls.affine = Transform.affine  # type: ignore[method-assign]
-        if cls.per_entry and _depth(bases, "per_entry") > update:
-            cls.per_entry = False
+        super()._check_class()
+        refuse_uncalled(cls)
+        drop_declarations(cls)
 
     def init(self, param: Tensor) -> Mapping[str, Any]:
         """Return the initial state of one parameter.
@@ -305,11 +306,6 @@ class Transform(Description):
             raise ValueError(f"{type(self).__name__}: target must be 'update', got {self.target!r}")
 
 
-def _depth(bases: Sequence[type], name: str) -> int:
-    """Return the position of the first class that defines an attribute."""
-    return next(i for i, base in enumerate(bases) if name in vars(base))
-
-
 def dropping(tfm: Transform) -> list[Transform]:
     """Return this transform and the transforms inside it that may drop a parameter in a step.
 
@@ -336,6 +332,7 @@ class TensorwiseTransform(Transform):
     """True if the methods about matrices also accept a stack of matrices, with a first dim in `u`
     and in the state. Matrices of one shape are then processed in one call. A subclass does not
     inherit this attribute, so it must set it again."""
+    _called_by: ClassVar[Mapping[str, tuple[str, ...]]] = {"update_tensor": ("step", "update")}
 
     def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
         """Return the transformed update of one tensor.
@@ -463,6 +460,19 @@ class TensorwiseTransform(Transform):
                 f"{type(self).__name__} must not define both init and init_matrix: return all "
                 "state from init_matrix"
             )
+        own_update = type(self).update is not TensorwiseTransform.update
+        if self.keeps_matrices and own_update and type(self).step is TensorwiseTransform.step:
+            raise TypeError(
+                f"{type(self).__name__} must not define both update and init_matrix: define "
+                "update_tensor instead of update"
+            )
+        for name in ("observe_matrix", "refresh_matrix"):
+            is_own = getattr(type(self), name) is not getattr(TensorwiseTransform, name)
+            if is_own and not self.keeps_matrices:
+                raise TypeError(
+                    f"{type(self).__name__} must not define {name} without init_matrix: return "
+                    "all state from init_matrix"
+                )
 
     def rule(self, bucket: Bucket) -> Rule:
         """Return this transform as an engine runs it: with whole tensors instead of shards.

@@ -31,13 +31,19 @@ def explained(
         group: The names in its `group`.
     """
     key = error.args[0] if error.args else None
-    if isinstance(error, UnknownKey) or not isinstance(key, str) or not _is_raised_by_user(error):
+    if isinstance(error, UnknownKey) or not isinstance(key, str):
         return None
     if key in state or key in group:
         return None
+    if _is_raised_by_user(error):
+        advice = _advice(link.transform, key, [*state, *group])
+    elif type(link.transform).__module__.partition(".")[0] not in LIBRARIES:
+        advice = ": the methods for the initial state must return the state of the base class too"
+    else:
+        return None
     return UnknownKey(
         f"{link.path}: the key {key!r} is neither in state, which has {sorted(state)}, nor in "
-        f"group, which has {sorted(group)}{_advice(link.transform, key, [*state, *group])}"
+        f"group, which has {sorted(group)}{advice}"
     )
 
 

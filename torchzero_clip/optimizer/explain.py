@@ -231,9 +231,10 @@ def _twin(optimizer: ChainRunner, make: Callable[..., Any]) -> Any:
         warnings.simplefilter("ignore")  # the optimizer itself has warned
         twin = make(groups, *optimizer.chain, **options)
     for link in twin.keys.links:
-        if "layout" in type(link.transform).__dataclass_fields__:
+        fields = type(link.transform).__dataclass_fields__
+        if "layout" in fields:
             _replace_rule(link, {"layout": None})
-        if link.is_guard:  # all gradients are bad here
+        if link.is_guard and "max_consecutive" in fields:  # all gradients are bad here
             _replace_rule(link, {"max_consecutive": None})
     return twin
 

@@ -15,6 +15,7 @@ from torchzero_clip.core import Chain, NormRule, Transform, UnitState
 from torchzero_clip.core.chain import bind
 from torchzero_clip.core.decision import Cells, decide
 from torchzero_clip.core.division import UnitIds, layer_of
+from torchzero_clip.core.norm_rule import has_own_step
 from torchzero_clip.optimizer.keys import GroupKeys
 from torchzero_clip.study.plot import draw
 from torchzero_clip.study.table import Series, Table
@@ -148,11 +149,12 @@ def check(rules: Sequence[NormRule]) -> None:
             raise TypeError(
                 f"simulate: rules must be transforms that clip norms, such as ZClip(), got {rule!r}"
             )
-        has_own_code = type(rule).step is not NormRule.step or type(rule).init is not Transform.init
+        has_own_code = has_own_step(rule) or type(rule).init is not Transform.init
         if has_own_code or rule.ord != 2 or rule.scope not in SCOPES or rule.min_size > 1:
             raise ValueError(
                 f"simulate: {rule!r} is not supported, because a recorded run contains only "
-                "the 2-norms of tensors, layers or the model"
+                "the 2-norms of tensors, layers or the model, and simulate calls only the methods "
+                "limit and observe of a rule"
             )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, NormRule, Reach, UnitState
+from torchzero_clip.core.norm_rule import has_own_step
 from torchzero_clip.modules.adaptive.criterion import Criterion
 
 
@@ -95,6 +96,7 @@ class AdaptiveRule(NormRule):
             or rule.sets_norm
             or rule.init_unit()
             or rule.ord != 2
+            or has_own_step(rule)
             or rule.dim not in (self.dim, "global")
         ):
             raise ValueError(
