@@ -80,6 +80,12 @@ TABLES = {
     "recover": Table("benchmarks.studies.recover"),
     "guards": Table("benchmarks.studies.added guards"),
     "state_dtype": Table("benchmarks.studies.state_dtype --time"),
+    "state_dtype_language": Table(
+        "benchmarks.studies.state_dtype --task language_model", needs="torchao", counts=True
+    ),
+    "state_dtype_regression": Table(
+        "benchmarks.studies.state_dtype --task regression", needs="torchao", counts=True
+    ),
     "rounding": Table("benchmarks.studies.rounding --time"),
     "rounding_loss": Table("benchmarks.studies.rounding", counts=True),
     "norms": Table("benchmarks.norms"),
@@ -192,7 +198,7 @@ def main(given: Sequence[str] | None = None) -> None:
     if args.list:
         for name, one in TABLES.items():
             needs = f"  # needs {one.needs}" if one.needs else ""
-            print(f"{name:<14}python -m {one.command}{needs}")
+            print(f"{name:<24}python -m {one.command}{needs}")
         return
     unknown = [name for name in args.names if name not in (*TABLES, ALL)]
     if unknown:
