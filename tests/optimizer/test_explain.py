@@ -18,6 +18,7 @@ from torchzero_clip import (
     Momentum,
     Normalize,
     NormRule,
+    TensorwiseTransform,
     Transform,
     ZClip,
 )
@@ -175,3 +176,14 @@ def test_a_rule_that_needs_the_loss_of_each_step_is_explained(engine):
 
     opt = Modular([torch.nn.Parameter(torch.ones(3))], ByLoss(), LR(0.1), **engine)
     assert "ByLoss" in opt.explain()
+
+
+def test_an_error_on_the_copies_says_that_its_shapes_are_shapes_of_copies():
+    class Narrow(TensorwiseTransform):
+        def update_tensor(self, u, state, group):
+            if u.shape[1] > 3:
+                raise ValueError(f"at most three columns, got {tuple(u.shape)}")
+            return u
+
+    with pytest.raises(RuntimeError, match=r"shapes of the copies\. ValueError: at most three"):
+        plan(Narrow(), LR(0.1), model=torch.nn.Linear(3, 4, bias=False))
