@@ -80,9 +80,6 @@ TABLES = {
     "recover": Table("benchmarks.studies.recover"),
     "guards": Table("benchmarks.studies.added guards"),
     "state_dtype": Table("benchmarks.studies.state_dtype --time"),
-    "state_dtype_language": Table(
-        "benchmarks.studies.state_dtype --task language_model", needs="torchao", counts=True
-    ),
     "state_dtype_regression": Table(
         "benchmarks.studies.state_dtype --task regression", needs="torchao", counts=True
     ),
@@ -128,10 +125,15 @@ def to_be_rerun(name: str) -> str:
     )
 
 
+def markdown(name: str) -> list[str]:
+    """Return the lines of a table that a benchmark printed as Markdown."""
+    text = (PRINTED / f"{name}.txt").read_text()
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
 def cell(name: str, row: str, column: str) -> str:
     """Return a cell of a table that a benchmark printed as Markdown."""
-    text = (PRINTED / f"{name}.txt").read_text()
-    lines = [line for line in text.splitlines() if line.startswith("|")]
+    lines = markdown(name)
     header, _, *body = [[x.strip() for x in line.strip("|").split("|")] for line in lines]
     cells = {line[0]: dict(zip(header, line, strict=True)) for line in body}
     return cells[row][column]
