@@ -80,6 +80,9 @@ TABLES = {
     "recover": Table("benchmarks.studies.recover"),
     "guards": Table("benchmarks.studies.added guards"),
     "state_dtype": Table("benchmarks.studies.state_dtype --time"),
+    "state_dtype_regression": Table(
+        "benchmarks.studies.state_dtype --task regression", needs="torchao", counts=True
+    ),
     "rounding": Table("benchmarks.studies.rounding --time"),
     "rounding_loss": Table("benchmarks.studies.rounding", counts=True),
     "norms": Table("benchmarks.norms"),
@@ -122,10 +125,15 @@ def to_be_rerun(name: str) -> str:
     )
 
 
+def markdown(name: str) -> list[str]:
+    """Return the lines of a table that a benchmark printed as Markdown."""
+    text = (PRINTED / f"{name}.txt").read_text()
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
 def cell(name: str, row: str, column: str) -> str:
     """Return a cell of a table that a benchmark printed as Markdown."""
-    text = (PRINTED / f"{name}.txt").read_text()
-    lines = [line for line in text.splitlines() if line.startswith("|")]
+    lines = markdown(name)
     header, _, *body = [[x.strip() for x in line.strip("|").split("|")] for line in lines]
     cells = {line[0]: dict(zip(header, line, strict=True)) for line in body}
     return cells[row][column]
@@ -192,7 +200,7 @@ def main(given: Sequence[str] | None = None) -> None:
     if args.list:
         for name, one in TABLES.items():
             needs = f"  # needs {one.needs}" if one.needs else ""
-            print(f"{name:<14}python -m {one.command}{needs}")
+            print(f"{name:<24}python -m {one.command}{needs}")
         return
     unknown = [name for name in args.names if name not in (*TABLES, ALL)]
     if unknown:

@@ -37,7 +37,7 @@ from benchmarks.step.chains import (
 )
 from benchmarks.step.shapes import SHAPES, Shapes
 from benchmarks.step.timing import FEWEST, fastest_in_torch, in_torch
-from torchzero_clip import LR, Adam, ClipNorm, Modular, attach, clip_grad_norm_
+from torchzero_clip import LR, Adam, ClipNorm, Modular, Transform, ZClip, attach, clip_grad_norm_
 
 Step = Callable[[], object]
 Build = Callable[[list[Parameter]], Step]
@@ -63,8 +63,11 @@ class Small:
     bars: Mapping[str, float | None]
 
 
-def chain(*, compile: bool = False, adam: bool = True) -> Build:
-    links = (ClipNorm(1.0, dim="global"), *((Adam(),) if adam else ()), LR(1e-3))
+CLIP = ClipNorm(1.0, dim="global")
+
+
+def chain(clip: Transform = CLIP, *, compile: bool = False, adam: bool = True) -> Build:
+    links = (clip, *((Adam(),) if adam else ()), LR(1e-3))
     return lambda params: Modular(params, *links, compile=compile).step
 
 
@@ -102,9 +105,15 @@ def races() -> dict[str, Small]:
         DEFAULT: chain(adam=False),
         COMPILED: chain(adam=False, compile=True),
     }
+    z_clip = {
+        **by_hand(torch.optim.Adam),
+        DEFAULT: chain(ZClip()),
+        COMPILED: chain(ZClip(), compile=True),
+    }
     before = {**by_hand(torch.optim.AdamW), DEFAULT: attached}
     found = {
         "MLP, clip + Adam": Small(MLP, adam | peers, {DEFAULT: 1.8, COMPILED: 0.8}),
+        "MLP, ZClip + Adam": Small(MLP, z_clip, {}),
         "ViT-tiny, clip + Adam": Small(SHAPES["vit"](), adam, {DEFAULT: 1.15, COMPILED: 0.65}),
         "ViT-tiny, clip + SGD": Small(SHAPES["vit"](), sgd, {DEFAULT: 1.15, COMPILED: 0.65}),
         "1000 of 32x32, clip + Adam": Small(

@@ -1,11 +1,13 @@
 """What `state_dtype="bfloat16"` does to training: the demo's language model, and a regression.
 
-python -m benchmarks.studies.state_dtype [--steps 200] [--seeds 3]
+python -m benchmarks.studies.state_dtype --task language_model [--steps 200] [--seeds 3]
+python -m benchmarks.studies.state_dtype --task regression
 python -m benchmarks.studies.state_dtype --time
 
-Both train with clip + Adam, with state in float32, in bfloat16, and with the 8-bit state of torchao
-where that is installed. A seed has the same weights and batches in each of them. With --time steps
-of 34 million parameters alternate, with state in bfloat16 and in float32: the ratio of their times.
+Both tasks train with clip + Adam, with state in float32, in bfloat16, and with the 8-bit state of
+torchao if it is installed. A seed has the same weights and batches in each of them. With --time
+steps of 34 million parameters alternate, with state in bfloat16 and in float32: the ratio of their
+times.
 """
 
 from __future__ import annotations
@@ -124,11 +126,20 @@ def kinds() -> list[str]:
     return ["float32", "bfloat16", *extra]
 
 
+TASKS: dict[str, Callable[[int], Task]] = {
+    "language_model": language_model,
+    "regression": regression,
+}
+
+
 def table(task: Callable[[int], Task], steps: int, seeds: int) -> Iterator[str]:
-    """A row for each kind of state: losses on the way, mean and range of the seeds."""
+    """A row for each kind of state: losses on the way, mean and range of the seeds.
+
+    The last row is training with another seed. It only has the distance of the weights.
+    """
     marks = [steps // 8, steps // 4, steps // 2, steps]
     heads = " | ".join([f"loss after {mark}" for mark in marks])
-    yield f"| state | bytes a parameter | {heads} | from the weights of float32 |"
+    yield f"| state | bytes per parameter | {heads} | distance of the weights from float32 |"
     yield "|---|" + "---|" * (len(marks) + 2)
     first: list[Tensor] = []
     for kind in kinds():
@@ -143,7 +154,7 @@ def table(task: Callable[[int], Task], steps: int, seeds: int) -> Iterator[str]:
     others = [
         float((a - b).norm() / a.norm()) for a, b in zip(first, first[1:] + first[:1], strict=True)
     ]
-    yield f"Weights of one seed from those of another: {statistics.mean(others):.0%}."
+    yield f"| float32, another seed |{'  |' * (len(marks) + 1)} {statistics.mean(others):.0%} |"
 
 
 CHAINS: dict[str, Callable[[], list[Transform]]] = {
@@ -198,29 +209,32 @@ def clock_of(cpu: bool) -> Clock:
     return time.process_time if cpu else time.perf_counter
 
 
+def print_times(chains: Sequence[str], rounds: int, clock: Clock) -> None:
+    print("| | `compile=True` | eager |\n|---|---|---|")
+    for chain in chains:
+        compiled = times(chain, rounds, clock, compile=True)
+        eager = times(chain, rounds // 3, clock)
+        print(f"| {chain} | {compiled} | {eager} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    measured = parser.add_mutually_exclusive_group(required=True)
+    measured.add_argument("--task", choices=TASKS, help="prints the losses of this task")
+    measured.add_argument("--time", action="store_true", help="prints the times of steps")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--time", action="store_true")
     parser.add_argument("--rounds", type=int, default=30, help="of steps that are timed")
     parser.add_argument("--chain", choices=CHAINS, nargs="+", default=list(CHAINS))
     parser.add_argument("--cpu", action="store_true", help=BUSY)
     args = parser.parse_args()
-    if args.time:
-        clock = clock_of(args.cpu)
-        print("| | `compile=True` | eager |\n|---|---|---|")
-        for chain in args.chain:
-            compiled = times(chain, args.rounds, clock, compile=True)
-            ratios = compiled, times(chain, args.rounds // 3, clock)
-            print(f"| {chain} | {' | '.join(ratios)} |", flush=True)
-        return
-    for task in (language_model, regression):
-        print(f"\n{task.__doc__}\n")
-        for line in table(task, args.steps, args.seeds):
+    with watched("benchmarks.studies.state_dtype", counts=not args.time):
+        if args.time:
+            print_times(args.chain, args.rounds, clock_of(args.cpu))
+            return
+        for line in table(TASKS[args.task], args.steps, args.seeds):
             print(line, flush=True)
 
 
 if __name__ == "__main__":
-    with watched("benchmarks.studies.state_dtype"):
-        main()
+    main()

@@ -171,6 +171,11 @@ def printed(table, row, column):
     return module("benchmarks.printed").cell(table, row, column)
 
 
+def printed_table(name):
+    """Return a table that a benchmark printed as Markdown."""
+    return "\n".join(module("benchmarks.printed").markdown(name))
+
+
 def norm_of(trace, statistic):
     """Return the median or the smallest global norm of a recorded run."""
     norms = module("benchmarks.traces.__main__").load(trace).total.tolist()

@@ -30,6 +30,7 @@ BLOCKS: dict[str, Callable[..., str]] = {
     "guide": evidence.guide,
     "matrices": evidence.matrices,
     "moved": evidence.moved,
+    "printed table": evidence.printed_table,  # table: all of what a benchmark printed
     "private": evidence.private,
     "published": evidence.published,
     "race table": evidence.race_table,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import UserDict, deque
 from dataclasses import dataclass, field, fields
+from enum import Enum, Flag, IntEnum
 from fractions import Fraction
 from typing import Any
 
@@ -110,3 +111,30 @@ def test_a_default_is_of_its_own_kind_and_one_that_is_made_counts() -> None:
 )
 def test_a_value_is_printed_as_it_is_written(value: Any, text: str) -> None:
     assert shown(value) == text
+
+
+class Color(Enum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Access(Flag):
+    READ = 1
+    WRITE = 2
+
+
+@at_once(
+    "value",
+    [
+        Color.RED,
+        Level.LOW,
+        Access.WRITE,
+        Access.READ | Access.WRITE,
+        [(Color.RED, {"a": Level.LOW})],
+    ],
+)
+def test_members_of_an_enum_are_shown_as_code(value: Any) -> None:
+    assert eval(shown(value)) == value

@@ -392,6 +392,36 @@ def test_a_list_that_moved_lends_what_it_holds_now(
             torch.testing.assert_close(before.tensors, expected)
 
 
+class Finite(Transform):
+    """u ← one if u is finite, as a mask"""
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.isfinite()
+
+
+class Whole(Transform):
+    """u ← u without its fraction, as integers"""
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.map(Tensor.long)
+
+
+@at_once("options", [{}, {"fused": False}, {"compile": True}])
+@at_once("rates", [(), (0.5,)])
+@at_once("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.filterwarnings("ignore:the chain has no learning rate")
+def test_masks_and_integers_are_subtracted_as_floats(
+    dtype: torch.dtype, rates: tuple[float, ...], options: dict[str, bool]
+) -> None:
+    rate = rates[0] if rates else 1.0
+    for rule, expected in ((Finite(), [1.0, 0.0, 1.0]), (Whole(), [2.0, 0.0, 0.0])):
+        p = Parameter(torch.ones(3, dtype=dtype))
+        p.grad = torch.tensor([2.5, torch.inf if rule == Finite() else 0.0, 0.5], dtype=dtype)
+        opt = Modular([p], rule, *map(LR, rates), **options)
+        opt.step()
+        assert p.tolist() == [1.0 - rate * x for x in expected]
+
+
 def test_every_class_of_lists_is_tested_here() -> None:
     def below(cls: type[TensorList]) -> set[type[TensorList]]:
         return {cls, *[one for sub in cls.__subclasses__() for one in below(sub)]}

@@ -20,6 +20,7 @@ from torchzero_clip import (
     Normalize,
     NormRule,
     Reset,
+    TensorwiseTransform,
     Transform,
     ZClip,
 )
@@ -191,3 +192,14 @@ def test_a_guard_whose_flag_the_cpu_reads_is_named_as_the_reason_against_replays
     assert lines[-1].startswith("- the CPU reads in each step whether a guard skips the step: ")
     opt = Modular([w], Guard(), Momentum(), LR(0.1), compile=True)
     assert opt.explain().splitlines()[-1] == "Steps of this chain can be recorded and replayed."
+
+
+def test_an_error_on_the_copies_says_that_its_shapes_are_shapes_of_copies():
+    class Narrow(TensorwiseTransform):
+        def update_tensor(self, u, state, group):
+            if u.shape[1] > 3:
+                raise ValueError(f"at most three columns, got {tuple(u.shape)}")
+            return u
+
+    with pytest.raises(RuntimeError, match=r"shapes of the copies\. ValueError: at most three"):
+        plan(Narrow(), LR(0.1), model=torch.nn.Linear(3, 4, bias=False))

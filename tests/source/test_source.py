@@ -827,3 +827,13 @@ def test_schedulers_hooks_later_groups_and_steps_without_gradients(chain: str) -
     before = [p.detach().clone() for p in params.values()]
     opt.zero_grad(), opt.step()
     assert equal(before, [p.detach() for p in params.values()])
+
+
+def test_a_rule_that_returns_masks_is_refused() -> None:
+    class Finite(Transform):
+        def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+            return u.isfinite()
+
+    opt = Modular([torch.nn.Parameter(torch.ones(2))], Finite(), LR(0.1))
+    with pytest.raises(SourceError, match=r"Finite cannot .* returns masks or integers"):
+        opt.to_source()

@@ -32,8 +32,8 @@ T = TypeVar("T")
 
 MARK = "torchzero_clip.Live"
 NAMES = re.compile(
-    r"\b(Live|Within|Finite|NonNegative|Positive|Threshold|AtLeastOne|Share|Fraction|"
-    r"Whole|Count)\b"
+    r"\b(Live|Within|Finite|NonNegative|Positive|AboveZero|Threshold|AtLeastOne|Share|"
+    r"Fraction|Whole|Count)\b"
 )
 Live = Annotated[T, MARK]
 """The annotation of a live hyperparameter, such as `beta: Live[float]`.

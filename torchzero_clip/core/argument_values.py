@@ -84,6 +84,10 @@ def is_default(field: dataclasses.Field[Any], value: Any) -> bool:
 
 def shown(value: Any) -> str:
     """Return a value as Python code, for the `repr` of a description."""
+    if isinstance(value, Enum):
+        name = type(value).__qualname__
+        is_member = value.name in type(value).__members__  # a combination of flags is no member
+        return f"{name}.{value.name}" if is_member else f"{name}({value.value!r})"
     if isinstance(value, float) and not math.isfinite(value):
         return f"float('{value}')"
     if isinstance(value, Tensor):

@@ -59,6 +59,8 @@ NonNegative = Annotated[float, Within(at_least=0, below=math.inf)]
 """A number of at least 0 that is not infinite, such as a learning rate."""
 Positive = Annotated[float, Within(above=0, below=math.inf)]
 """A number above 0 that is not infinite."""
+AboveZero = Annotated[float, Within(above=0)]
+"""A number above 0, or infinity."""
 Threshold = Annotated[float, Within(at_least=0)]
 """A number of at least 0, such as the largest norm allowed. Infinity means that there is no limit.
 """

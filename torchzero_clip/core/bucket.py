@@ -291,7 +291,14 @@ class Bucket:
     def subtract(self) -> None:
         """Compute w ← w - u. The engine may compute this later in the step."""
         self.keep_rounding()
-        self.session.subtract(self.update)
+        self.session.subtract(self.floats())
+
+    def floats(self) -> TensorList:
+        """Return the update. If a rule has returned masks or integers, return them as floats."""
+        dtype = self.update.dtype
+        if dtype.is_floating_point or dtype.is_complex:
+            return self.update
+        return self.session.adopt(self.update.to(self.state_dtype))
 
     # ------------------------------------------------------------------ other views of a bucket
 

@@ -49,7 +49,7 @@ def finish(bucket: Bucket, tail: Tail) -> bool:
     ratio = None if bucket.ratio is None else bucket.ratio.to(bucket.device)
     bucket.keep_rounding()
     ending = Ending(kernel, state, forms, rate, decay, ratio, writes)
-    return bucket.session.finish(bucket.update, ending)
+    return bucket.session.finish(bucket.floats(), ending)
 
 
 def divide_now(bucket: Bucket, tail: Tail) -> None:

@@ -151,6 +151,9 @@ class Transform(Description):
         The library calls this method when the first gradient of the parameter arrives. State in the
         half precision of the parameter is converted to float32. The value None means that this
         parameter has no state of that name. Parameters of another shape may have other names.
+
+        Return new tensors in each call. The library does not copy them, so parameters whose state
+        contains the same tensor share its values.
         """
         return {}
 

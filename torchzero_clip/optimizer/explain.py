@@ -147,7 +147,13 @@ def explain(optimizer: ChainRunner, make: Callable[..., Any], each: bool = False
         for p in params:
             p.grad = torch.full_like(p, 100.0)  # above the limits of clipping rules
         parts.clear()
-        skip = _watch(twin, parts)
+        try:
+            skip = _watch(twin, parts)
+        except Exception as error:
+            raise RuntimeError(
+                "explain: the chain raised an error for copies of the parameters. In this error, "
+                f"shapes are the shapes of the copies. {type(error).__name__}: {error}"
+            ) from error
     numbers = sum(map(Tensor.numel, params))
     width = max([len(part.label) for part in parts])
     reads = sum([part.read for part in parts]) / numbers

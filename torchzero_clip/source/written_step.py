@@ -161,6 +161,9 @@ class WrittenStep:
             raise SourceError(message(link.path, why)) from error
         if len(out) != 1:
             raise SourceError(message(link.path, "the transform can end a step early"))
+        if not out[0].update.dtype.is_floating_point:
+            why = "the transform returns masks or integers: convert them to floats in its update"
+            raise SourceError(message(link.path, why))
         value = self.recorder.knows(out[0].update.tensors[0])
         if value is not None:
             value.hint = value.hint or "u"

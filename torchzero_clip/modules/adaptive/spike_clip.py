@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, State, TensorList, Transform, counter, zeros_like_state
-from torchzero_clip.core.bounds import Count, Share, Whole, Within
+from torchzero_clip.core.bounds import AboveZero, Count, Share, Whole
 
 
 class SpikeClip(Transform):
@@ -43,7 +42,7 @@ class SpikeClip(Transform):
         arXiv 2501.06842.
     """
 
-    threshold: Live[Annotated[float, Within(above=0)]] = 5000.0
+    threshold: Live[AboveZero] = 5000.0
     beta: Live[Share | None] = 0.999
     wait: Whole = 0
     every: Count | None = None

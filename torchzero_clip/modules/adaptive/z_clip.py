@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, Scope, UnitState
-from torchzero_clip.core.bounds import Share, Threshold, Within
+from torchzero_clip.core.bounds import AboveZero, Share, Threshold
 from torchzero_clip.modules.adaptive.adaptive_rule import AdaptiveRule
 from torchzero_clip.modules.adaptive.criterion import Criterion, blend, blend_squares, deviation
 from torchzero_clip.modules.adaptive.z_stat import ZStat
@@ -50,7 +50,7 @@ class ZClip(AdaptiveRule):
     """
 
     alpha: Live[Share] = 0.97
-    z_thresh: Live[Annotated[float, Within(above=0)]] = 2.5
+    z_thresh: Live[AboveZero] = 2.5
     max_norm: Live[Threshold | None] = 1.0
     warmup_steps: int = 25
     mode: Literal["adaptive", "mean", "percentile"] = "adaptive"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from torchzero_clip.core import Group, Live, UnitState
-from torchzero_clip.core.bounds import Share, Within
+from torchzero_clip.core.bounds import AboveZero, Share
 from torchzero_clip.modules.adaptive.criterion import (
     TIE,
     Clipping,
@@ -52,7 +52,7 @@ class ZStat(Criterion):
     """
 
     alpha: Live[Share] = 0.97
-    z_thresh: Live[Annotated[float, Within(above=0)]] = 2.5
+    z_thresh: Live[AboveZero] = 2.5
     clipping: Clipping = "reciprocal"
 
     observes = "clipped"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, NormRule, TensorList, zeros_like_state
-from torchzero_clip.core.bounds import Positive, Share, Within
+from torchzero_clip.core.bounds import AboveZero, Positive, Share
 from torchzero_clip.modules.descent.factored import Factored
 
 SECOND = Factored("exp_avg_sq_row", "exp_avg_sq_col", "exp_avg_sq")
@@ -44,7 +42,7 @@ class CAME(NormRule):
 
     betas: Live[tuple[Share, Share, Share]] = (0.9, 0.999, 0.9999)
     eps: Live[tuple[Positive, Positive]] = (1e-30, 1e-16)
-    clip_threshold: Live[Annotated[float, Within(above=0)]] = 1.0
+    clip_threshold: Live[AboveZero] = 1.0
 
     ord = "rms"
     complex = "refuse"

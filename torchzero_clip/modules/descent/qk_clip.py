@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Live, TensorList, Transform
-from torchzero_clip.core.bounds import Fraction, Within
+from torchzero_clip.core.bounds import AboveZero, Fraction
 from torchzero_clip.modules.descent.heads import Heads, shrunk
 
 
@@ -44,7 +44,7 @@ class QKClip(Transform):
     """
 
     max_logits: Callable[[str, Tensor], Heads | Sequence[Heads] | None]
-    tau: Live[Annotated[float, Within(above=0)]] = 100.0
+    tau: Live[AboveZero] = 100.0
     alpha: Live[Fraction] = 0.5
 
     complex = "refuse"

@@ -42,7 +42,8 @@ class Kron(TensorwiseTransform):
         diagonal: More sides that have a diagonal factor. "longer" means the longer side. "one"
             means the longer side, or the columns of a square matrix. "all" means all sides. None
             means no more sides. Default: None.
-        initial: The initial scale of the product of both factors. Default: 1.0.
+        initial: The initial scale of the product of both factors. It is rounded to float32, also
+            for float64 parameters. Default: 1.0.
         eps: The size of the noise that is added to m̂ when the factors learn. The noise limits the
             factors: they multiply by at most 1 / eps. Default: 1e-12.
         stagger: If True, different parameters update their factors in different steps, so that all
