@@ -130,11 +130,16 @@ def test_a_page_runs_as_it_is_pasted_and_prints_what_it_says(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")  # or deepspeed prints that it found no other
     left: set[str] = set()
+    unmade: set[str] = set()  # names of blocks that do not run, because a package is missing
     with interpreter(re.sub(r"\W", "_", page_id(page))) as namespace:
         for block in blocks(page):
-            if missing(block):
+            uses, makes = names(symtable.symtable(block.code, "page", "exec"))
+            if missing(block) or uses & unmade:
                 left |= missing(block)
+                if missing(block) != {ELSEWHERE}:
+                    unmade |= makes - namespace.keys()
                 continue
+            unmade -= makes
             # two runs of the tests on one machine may not meet at the port of the page
             code = re.sub(r'(?<=MASTER_PORT=")\d+', lambda m: str(free_port()), block.code)
             said = re.findall(r"^# → ?(.*)$", code, re.MULTILINE)
