@@ -16,5 +16,5 @@ agent.save("cartpole")
 
 again = PPO.load("cartpole", env=agent.get_env())
 print(again.policy.optimizer.param_groups[0]["lr"])
-again.learn(512)  # the chain's averages go on where they were
+again.learn(512)  # the averages of the chain continue
 # → 0.001

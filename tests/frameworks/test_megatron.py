@@ -205,13 +205,13 @@ def test_its_groups_of_norms_are_ours() -> None:
 
 
 def test_its_optimizers_of_shards_and_of_layers_train_as_a_process_alone_or_refuse() -> None:
-    cuts = "and Megatron-LM's DistributedOptimizer cuts parameters into flat shards"
+    cuts = "Megatron-LM's DistributedOptimizer cuts parameters into flat shards"
     for out in on_ranks(2, "-m", "tests.frameworks.megatron_ranks", *RANKS, limit=200):
         assert out.splitlines() == [
             "entries: as a process alone",
             "norm: as a process alone",
             f"tensors: ClipNorm needs whole tensors, but {cuts}",
             f"matrices: Orthogonalize needs whole tensors, but {cuts}",
-            f"alone: ClipNorm computes the global norm, but {cuts} on several processes",
+            f"alone: ClipNorm computes the global norm over several processes, because {cuts}",
             "layers: as a process alone",
         ]
