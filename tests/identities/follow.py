@@ -178,9 +178,8 @@ def numpy(tensor: Tensor) -> Any:
 
 def need(name: str) -> Any:
     """A library of the other side, or a skipped test."""
-    return pytest.importorskip(
-        name, reason=f"{name} is not installed: see tests/identities/README.md"
-    )
+    reason = f"{name}, or a package that it imports, is not installed"
+    return pytest.importorskip(name, reason=f"{reason}: see tests/identities/README.md")
 
 
 @contextlib.contextmanager

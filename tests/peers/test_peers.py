@@ -70,9 +70,8 @@ nan = float("nan")
 def need(name: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return pytest.importorskip(
-            name, reason=f"{name} is not installed: see tests/peers/README.md"
-        )
+        reason = f"{name}, or a package that it imports, is not installed"
+        return pytest.importorskip(name, reason=f"{reason}: see tests/peers/README.md")
 
 
 class Model(nn.Module):
