@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.logical_matrices import LogicalMatrices
-from torchzero_clip.core.tensor_kinds import share_memory
+from torchzero_clip.core.tensor_kinds import is_inexact, share_memory
 from torchzero_clip.core.torch_private import base
 
 T = TypeVar("T")
@@ -219,7 +219,7 @@ def finite(tensors: Sequence[Tensor], stacked: bool) -> Tensor:
 
     If the tensors are stacked, return a flag for each matrix.
     """
-    inexact = [t for t in tensors if t.is_floating_point() or t.is_complex()]
+    inexact = [t for t in tensors if is_inexact(t)]
     flags = [_finite(t, stacked) for t in inexact or tensors]
     return flags[0] if len(flags) == 1 else torch.stack(flags).all(0)
 

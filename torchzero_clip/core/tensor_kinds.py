@@ -34,6 +34,11 @@ def same_shapes(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
     return all(map(operator.eq, map(SHAPE, some), map(SHAPE, others)))
 
 
+def is_inexact(t: Tensor) -> bool:
+    """Return whether a tensor has a floating-point or complex dtype."""
+    return t.is_floating_point() or t.is_complex()
+
+
 def is_sharded(tensor: Tensor) -> bool:
     """Return whether this is a DTensor, without the slow import of that class."""
     return type(tensor) not in PLAIN and hasattr(tensor, "device_mesh")

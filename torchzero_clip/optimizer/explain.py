@@ -21,6 +21,7 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.plurals import counted
 from torchzero_clip.core.sharding.layout import layout_of
 from torchzero_clip.core.sharding.owners import route
+from torchzero_clip.core.tensor_kinds import is_inexact
 from torchzero_clip.core.torch_private import (
     TorchDispatchMode,
     name_of_fused,
@@ -265,7 +266,7 @@ def _small(p: Tensor, square: bool, flat: bool) -> Parameter:
         shape = [len(p), max(2, PARAMETER_SIZE // max(len(p), 1)), *[1] * (dims - 2)]
     device = "cpu" if p.device.type == "meta" else p.device
     # a parameter of integers never moves, so any dtype will do
-    dtype = p.dtype if p.is_floating_point() or p.is_complex() else torch.float32
+    dtype = p.dtype if is_inexact(p) else torch.float32
     return Parameter(torch.full(shape, 0.01, dtype=dtype, device=device))
 
 

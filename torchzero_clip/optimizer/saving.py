@@ -15,6 +15,7 @@ from torchzero_clip.core.sharding.layout import layout_of, local
 from torchzero_clip.core.sharding.owned_tensors import evenly, owner_of, spread
 from torchzero_clip.core.sharding.ranks import rank_and_world
 from torchzero_clip.core.stacks import batches
+from torchzero_clip.core.tensor_kinds import is_inexact
 from torchzero_clip.optimizer.averages import params_of
 from torchzero_clip.optimizer.rounding import halves_as_bytes, is_exact, weights_of
 from torchzero_clip.optimizer.state_layout import matrix_names
@@ -133,7 +134,7 @@ def _tensors_to_check(
     of_groups = [group.get("chain", {}) for group in optimizer.param_groups]
     for state in [*of_groups, *optimizer.state.values(), *more.values()]:
         for key, x in state.items() if isinstance(state, Mapping) else ():
-            number = isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
+            number = isinstance(x, Tensor) and is_inexact(x)
             if number and (key not in unknown or key in guards):
                 yield str(key), x
 

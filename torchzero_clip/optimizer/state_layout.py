@@ -17,10 +17,10 @@ from torchzero_clip.core.link import Link
 from torchzero_clip.core.logical_matrices import LogicalMatrices
 from torchzero_clip.core.matrices import matrix_key
 from torchzero_clip.core.norm_rule import NormRule
-from torchzero_clip.core.sharding.layout import Layout, layout_of, local
+from torchzero_clip.core.sharding.layout import Layout, described, layout_of, local
 from torchzero_clip.core.sharding.owned_tensors import evenly
 from torchzero_clip.core.state import statistic
-from torchzero_clip.core.tensor_kinds import is_sharded
+from torchzero_clip.core.tensor_kinds import is_inexact, is_sharded
 from torchzero_clip.core.traits import Gate, Sometimes
 from torchzero_clip.core.transform import Transform, averages
 from torchzero_clip.optimizer.averages import SHOWN, TRAINING
@@ -75,8 +75,8 @@ class Entry(NamedTuple):
             )
         elif (theirs := layout_of(value)) and not theirs.same_places(self.layout):
             raise ValueError(
-                f"the checkpoint has {here} as {_words(theirs)}, but this optimizer needs "
-                f"{_words(self.layout)}: load the checkpoint with torch.distributed.checkpoint, "
+                f"the checkpoint has {here} as {described(theirs)}, but this optimizer needs "
+                f"{described(self.layout)}: load the checkpoint with torch.distributed.checkpoint, "
                 "or call full_tensor() of the tensors in the checkpoint on all ranks"
             )
 
@@ -129,7 +129,7 @@ class StateLayout:
         for place, name, p in rows:
             own = state.get(p, {})
             tensors = [x for x in own.values() if isinstance(x, Tensor) and x.dtype not in usual]
-            if not any([x.dim() and _is_inexact(x) for x in tensors]):
+            if not any([x.dim() and is_inexact(x) for x in tensors]):
                 continue
             for key, entry in self.of_parameter(p, name).items():
                 value = own.get(key)
@@ -307,18 +307,6 @@ def check_count(where: str, key: str, value: Any) -> None:
 def _check_if_count(where: str, link: Link | None, key: str, value: Any) -> None:
     if link is not None and _is_ours(link) and key.rpartition("/")[2] in COUNTS:
         check_count(where, key, value)
-
-
-def _is_inexact(t: Tensor) -> bool:
-    """Return whether a tensor has a floating-point or complex dtype."""
-    return t.is_floating_point() or t.is_complex()
-
-
-def _words(layout: Layout | None) -> str:
-    """Return an error text about how a tensor is sharded."""
-    if layout is None:
-        return "a plain tensor"
-    return f"a DTensor with {layout.placements} on a mesh of shape {layout.mesh.shape}"
 
 
 def _is_number(value: Any) -> bool:

@@ -99,6 +99,13 @@ def layout_of(tensor: Tensor) -> Layout | None:
     return Layout(sharded.device_mesh, tuple(sharded.placements), tuple(sharded.shape))
 
 
+def described(layout: Layout | None) -> str:
+    """Return words about a layout, for an error message."""
+    if layout is None:
+        return "a plain tensor"
+    return f"a DTensor with {layout.placements} on a mesh of shape {layout.mesh.shape}"
+
+
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a DTensor, without a copy. Return a plain tensor itself."""
     (part,) = parts([tensor])
