@@ -29,6 +29,14 @@ def test_no_reference_cycle_keeps_the_optimizer_alive():
 
 
 @each_chain
+def test_no_part_of_an_optimizer_waits_for_the_garbage_collector(chain):
+    opt = Modular(groups(parameters()), *CHAINS[chain]())
+    gc.collect()
+    del opt
+    assert gc.collect() == 0
+
+
+@each_chain
 def test_the_data_of_parameters_may_be_replaced_between_steps(chain):
     swapped, reference = parameters(), parameters()
     a, b = Modular(groups(swapped), *CHAINS[chain]()), Modular(groups(reference), *CHAINS[chain]())
