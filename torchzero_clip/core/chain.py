@@ -296,9 +296,10 @@ def bind(parent: Description, path: str = "", narrow: bool = False) -> tuple[Lin
             "pass a different name= to each of these transforms"
         )
     if not path:
+        tops = tuple((top.path, top.transform) for top in links)
         for top in links:
             for link in top.walk():
-                link.tops = tuple(links)
+                link.tops = tops
     return tuple(links)
 
 

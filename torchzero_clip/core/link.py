@@ -45,7 +45,9 @@ class Link:
         self.narrow = narrow
         self.keys: dict[str, str] = {}  # field -> key in param_groups; filled by GroupKeys
         self.read: dict[str, Link] = {}  # hyperparameter of another link -> that link
-        self.tops: tuple[Link, ...] = ()  # the links of the whole chain; filled by `bind`
+        # the path and the transform of each link of the whole chain; filled by `bind`. The links
+        # themselves would be a reference cycle, and only the garbage collector would free them
+        self.tops: tuple[tuple[str, Any], ...] = ()
         self._state_names: dict[Any, dict[str, bool]] = {}
 
     def walk(self) -> Iterator[Link]:

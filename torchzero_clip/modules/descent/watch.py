@@ -119,9 +119,9 @@ def _momentum(bucket: Bucket) -> TensorList | None:
     Only the links of the chain itself count. A link inside another link may keep its state in a
     different basis.
     """
-    for link in reversed(bucket.bound.tops):
-        for name, kind in link.transform.state_kinds.items():
-            momentum = other_state(bucket, f"{link.path}/{name}") if kind == "linear" else None
+    for path, transform in reversed(bucket.bound.tops):
+        for name, kind in transform.state_kinds.items():
+            momentum = other_state(bucket, f"{path}/{name}") if kind == "linear" else None
             if momentum is not None:
                 return momentum
     return None
