@@ -412,6 +412,34 @@ def test_a_copy_of_an_optimizer_in_evaluation_is_in_evaluation():
     same(weights(model), weights(other_model))
 
 
+@pytest.mark.parametrize("link", [WeightEMA(0.5), ScheduleFree()])
+def test_training_weights_survive_a_conversion_of_the_model_during_an_evaluation(link):
+    model, opt = trained(link, dtype=torch.bfloat16)
+    other, opt_of_other = trained(link)
+    before = {name: p.detach().float() for name, p in model.named_parameters()}
+    opt.eval()
+    other.load_state_dict(model.state_dict())
+    opt_of_other.load_state_dict(opt.state_dict())
+    opt_of_other.train()
+    same(dict(other.named_parameters()), before)
+    model.float()
+    opt.train()
+    same(dict(model.named_parameters()), before)
+
+
+def test_weights_that_were_swapped_in_another_dtype_are_not_lost():
+    model, opt = trained(WeightEMA(0.5))
+    before = copy.deepcopy(dict(model.named_parameters()))
+    opt.eval()
+    model.bfloat16()
+    text = "they had dtype torch.float32: convert the model to torch.float32, call train()"
+    with pytest.raises(RuntimeError, match=re.escape(text)):
+        opt.train()
+    model.float()
+    opt.train()
+    same(dict(model.named_parameters()), before)
+
+
 def test_an_interrupted_evaluation_leaves_the_training_weights(monkeypatch):
     model, opt = trained(ScheduleFree(), Chain(WeightEMA(0.5), name="inside"))
     before, run = weights(model), averages.Substitution._run

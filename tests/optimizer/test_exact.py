@@ -633,6 +633,37 @@ def test_weights_for_evaluation_are_in_float32() -> None:
     assert all(map(torch.equal, before, [weights_of(opts[0], p) for p in nets[0].parameters()]))
 
 
+def _step(opt: Modular, model: Linear, factor: float = 1.0) -> None:
+    for p in model.parameters():
+        p.grad = torch.full_like(p, factor)
+    opt.step()
+
+
+@EVERY_ENGINE
+@pytest.mark.parametrize("form", [Exact, Kahan])
+def test_steps_in_float32_drop_the_halves(form: Any, engine: str) -> None:
+    rounding = {Exact: "exact", Kahan: "kahan"}[form]
+    model = Linear(6, 5).bfloat16()
+    opt = Modular(model.parameters(), LR(1e-3), rounding=rounding, **ENGINES[engine])
+    _step(opt, model)
+    assert opt.state[model.weight][form.key].any()
+    _step(opt, model.float())
+    assert form.key not in opt.state[model.weight]
+    _step(opt, model.bfloat16(), factor=0.0)
+    assert not opt.state[model.weight][form.key].any()
+
+
+def test_a_model_that_becomes_float16_is_a_sentence() -> None:
+    for make_state in (False, True):
+        model = Linear(6, 5).bfloat16()
+        opt = Modular(model.parameters(), LR(1e-3), rounding="exact")
+        _step(opt, model)
+        before = model.half().weight.detach().clone()
+        with pytest.raises(ValueError, match="does not support parameters in float16"):
+            opt.init_state() if make_state else _step(opt, model)
+        assert torch.equal(model.weight, before)
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_released_gradients(compiled: bool) -> None:
     nets = [Sequential(Linear(6, 5), Linear(5, 4)).bfloat16() for _ in range(2)]

@@ -69,13 +69,17 @@ class AveragedParam(NamedTuple):
     Attributes:
         param: The parameter as the optimizer holds it.
         weights: The averaged weights. If the parameter is sharded, they are the local part.
-        in_state: Whether the weights are a state tensor with the dtype of the parameter. Such a
-            tensor can be exchanged with the parameter.
+        in_state: Whether the weights are a state tensor.
     """
 
     param: Tensor
     weights: Tensor
     in_state: bool
+
+    @property
+    def swaps(self) -> bool:
+        """Whether `put` swaps the parameter and the averaged weights."""
+        return self.in_state and self.weights.dtype == self.param.dtype
 
 
 def averaged_params(optimizer: Any, name: str | None = None) -> Iterator[AveragedParam]:
@@ -98,7 +102,7 @@ def averaged_params(optimizer: Any, name: str | None = None) -> Iterator[Average
                     now = weights_of(optimizer, p)
                     weights = link.transform.averaged(now, state, values[link.path])
                     is_state = any([weights is t for t in state.values()])
-                    yield AveragedParam(p, weights, is_state and weights.dtype == p.dtype)
+                    yield AveragedParam(p, weights, is_state)
                     break
 
 
@@ -149,7 +153,7 @@ class Substitution:
 
         Return None if the method has swapped the parameter with a state tensor instead.
         """
-        if averaged.in_state:
+        if averaged.swaps:
             training = None
             moves = self._swap(averaged)
         else:
@@ -184,9 +188,9 @@ class Substitution:
 
     def _back(self, averaged: AveragedParam, training: Tensor | None) -> Moves:
         """Return the moves that restore the training weights."""
-        if averaged.in_state:
+        if training is None:
             return self._swap(averaged)
-        return [] if training is None else [(local(averaged.param), local(training))]
+        return [(local(averaged.param), local(training))]
 
     def _swap(self, averaged: AveragedParam) -> Moves:
         """Return the moves that swap a parameter and a state tensor."""
@@ -277,13 +281,8 @@ def train(optimizer: Any, model: Module | None) -> None:
     substitution = Substitution(params_of(optimizer))
     for averaged_param in averaged_params(optimizer):
         training = optimizer.state[averaged_param.param].get(TRAINING)
-        if training is None and not averaged_param.in_state:
-            raise RuntimeError(
-                "train(): the optimizer has no training weights, because the checkpoint was saved "
-                "between eval() and train(), and torch.distributed.checkpoint loads only state "
-                "that exists before loading: call init_state() and eval() of the new optimizer, "
-                "and then load the checkpoint again"
-            )
+        if training is None and not averaged_param.swaps:
+            raise RuntimeError(_no_training_weights(averaged_param))
         substitution.expect(averaged_param, training)
     warn_of_gathered("train()", optimizer, model)
     try:
@@ -291,6 +290,25 @@ def train(optimizer: Any, model: Module | None) -> None:
     finally:
         _forget(optimizer)
         reshard(model)
+
+
+def _no_training_weights(averaged_param: AveragedParam) -> str:
+    """Return the error text for a parameter whose training weights `train` cannot find."""
+    param = averaged_param.param
+    weights = averaged_param.weights
+    shows_weights = torch.equal(local(param), weights.to(param.dtype))
+    if averaged_param.in_state and not shows_weights:  # eval() has swapped them
+        return (
+            f"train(): the parameters have dtype {param.dtype}, but eval() was called when they "
+            f"had dtype {weights.dtype}: convert the model to {weights.dtype}, call train(), and "
+            f"then convert the model to {param.dtype}"
+        )
+    return (
+        "train(): the optimizer has no training weights, because the checkpoint was saved "
+        "between eval() and train(), and torch.distributed.checkpoint loads only state that "
+        "exists before loading: call init_state() and eval() of the new optimizer, and then "
+        "load the checkpoint again"
+    )
 
 
 def is_shown(optimizer: Any) -> bool:

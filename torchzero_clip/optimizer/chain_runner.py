@@ -153,7 +153,9 @@ class ChainRunner(Optimizer):
         for bucket in buckets:
             cohort = bucket.cohort
             if not cohort.has_checked_dtypes:
+                roundings.refuse_float16(type(self).__name__, self.rounding, bucket.settings)
                 self.layout.check_dtypes(cohort, bucket.settings, self.state)
+                roundings.drop_unused(cohort.dtype, bucket.param_states)
                 cohort.has_checked_dtypes = True  # a parameter of another dtype has a new cohort
 
     def _start(self, step: Step) -> list[Bucket]:
@@ -295,7 +297,9 @@ class ChainRunner(Optimizer):
     def _make_state(self, gradient: Callable[[Tensor], Tensor | None], caller: str) -> None:
         """Create the state of all parameters for which `gradient` returns a tensor."""
         with self._begin(caller) as step:
-            prepare(in_buckets(step, gradient), self.links)
+            buckets = in_buckets(step, gradient)
+            self._check_dtypes(buckets)
+            prepare(buckets, self.links)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group and check its keys against the hyperparameters of the chain."""

@@ -6,7 +6,7 @@ of the parameter has the lower half.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from torchzero_clip.core.formats import ROUNDINGS, Exact, lower, upper, wide_of
+from torchzero_clip.core.formats import KEPT, ROUNDINGS, Exact, lower, upper, wide_of
 from torchzero_clip.core.formats.stochastic import DROPPED
 from torchzero_clip.core.sharding.layout import layout_of, local
 from torchzero_clip.core.state import STATE_DTYPES
@@ -44,6 +44,18 @@ def refuse_float16(owner: str, rounding: str, group: Mapping[str, Any]) -> None:
             f"{owner}: rounding='exact' does not support parameters in float16: use "
             "rounding='kahan', or parameters in bfloat16"
         )
+
+
+def drop_unused(dtype: torch.dtype, states: Iterable[dict[str, Any]]) -> None:
+    """Drop what a rounding keeps next to parameters, if their dtype is not in half precision.
+
+    If the parameters return to half precision later, old values would not fit the new weights.
+    """
+    if dtype in DROPPED:
+        return
+    for state in states:
+        for form in KEPT.values():
+            state.pop(form.key, None)
 
 
 def has_half_precision(optimizer: Any) -> bool:

@@ -29,6 +29,8 @@ COUNTS = frozenset({"step", "count", "seen", "skipped", "consecutive", "begun"})
 """The names of state in this library's links that is a whole number."""
 WIDTHS = frozenset({torch.float32, torch.bfloat16})
 """The dtypes of state in the shape of a parameter. State in one dtype loads into the other."""
+WEIGHTS = WIDTHS | {torch.float16}
+"""The dtypes of saved training weights. Weights in one dtype load into the others."""
 STATISTICS = frozenset({torch.float32, torch.float64})
 """The dtypes of unit state. The widest parameter of a unit determines the dtype."""
 OURS = __name__.partition(".")[0]
@@ -117,7 +119,7 @@ class StateLayout:
             form = KEPT[self.rounding]
             entries[form.key] = Entry(torch.empty_like(p, dtype=form.dtype, device="meta"))
         if any([averages(link.transform) for link in self.links]):
-            entries[TRAINING] = Entry(torch.empty_like(p, device="meta"))
+            entries[TRAINING] = Entry(torch.empty_like(p, device="meta"), WEIGHTS)
         return entries
 
     def check_dtypes(
