@@ -5,6 +5,11 @@ import warnings
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 from tests.helpers import equal, one, param, saved, state_of
 from tests.optimizer.chains import (
@@ -30,6 +35,7 @@ from torchzero_clip import (
     Clipper,
     Modular,
     Momentum,
+    Partition,
     Quantile,
     Transform,
     Warmup,
@@ -330,6 +336,71 @@ def test_saving_changes_nothing_and_is_repeatable(chain):
     train(opt, params, 3)
     assert equal(state_of(opt), state_of(opt))
     assert equal(saved(opt.state_dict()), opt.state_dict())
+
+
+def test_rules_that_decide_by_name_keep_the_names_of_the_optimizer():
+    """A wrapper such as torch.compile adds a prefix to the names. A checkpoint has none."""
+
+    def start(prefix):
+        torch.manual_seed(0)
+        model = torch.nn.ModuleDict({"body": torch.nn.Linear(3, 4), "head": torch.nn.Linear(4, 1)})
+        named = [(prefix + name, p) for name, p in model.named_parameters()]
+        rules = {"body": Adam(), "head": Momentum(0.9)}
+        labels = {f"{prefix}head.*": "head", "*": "body"}
+        return model, Modular(named, Partition(rules, labels), LR(0.1))
+
+    def train(model, opt, steps):
+        for step in steps:
+            torch.manual_seed(step)
+            opt.zero_grad()
+            model["head"](model["body"](torch.randn(8, 3))).square().sum().backward()
+            opt.step()
+
+    model, opt = start("")
+    train(model, opt, range(2))
+    wrapped, resumed = start("_orig_mod.")
+    wrapped.load_state_dict(model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(opt.state_dict()))
+    assert resumed.param_groups[0]["param_names"][0] == "_orig_mod.body.weight"
+    for either in ((model, opt), (wrapped, resumed)):
+        train(*either, range(2, 4))
+    assert equal(list(model.parameters()), list(wrapped.parameters()))
+    assert list(resumed.state[wrapped["head"].bias]) == list(opt.state[model["head"].bias])
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_set_optimizer_state_dict_matches_names_in_any_order(flat):
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+
+    def start(order):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 4)
+        return model, Modular([*model.named_parameters()][::order], Adam(), LR(0.1))
+
+    def train(model, opt):
+        opt.zero_grad()
+        model(torch.ones(2, 3)).square().sum().backward()
+        opt.step()
+
+    model, opt = start(1)
+    train(model, opt)
+    held = copy.deepcopy(get_optimizer_state_dict(model, opt, options=options))
+    other, resumed = start(-1)
+    other.load_state_dict(model.state_dict())
+    set_optimizer_state_dict(other, resumed, held, options=options)
+    assert resumed.param_groups[0]["param_names"] == ["bias", "weight"]
+    for either in ((model, opt), (other, resumed)):
+        train(*either)
+    assert equal(list(model.parameters()), list(other.parameters()))
+
+
+def test_names_in_place_of_indices_in_another_order_are_refused():
+    """`get_optimizer_state_dict` returns such a dict, and `load_state_dict` maps by position."""
+    model = torch.nn.Linear(3, 4)
+    opt = Modular(model.named_parameters(), Adam(), LR(0.1))
+    other = Modular([*model.named_parameters()][::-1], Adam(), LR(0.1))
+    with pytest.raises(ValueError, match="parameter 0 of group 0 is 'weight' in the checkpoint"):
+        other.load_state_dict(get_optimizer_state_dict(model, opt))
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ class Checkpoint:
         """Raise an error unless a group and its parameters have the state that the links keep."""
         here = self.param_groups[g]
         params = here["params"]
-        check_order(g, self.groups, self.param_groups)
+        check_order(g, self.state_dict["param_groups"], self.param_groups)
         self.layout.check_group(f"group {g}", shared, params)
         clips = here.get("clip", True)
         names = here.get("param_names", [None] * len(params))
@@ -260,6 +260,8 @@ def check_order(g: int, saved_groups: Groups, groups: Groups) -> None:
     """
     saved = saved_groups[g].get("param_names") or []
     here = groups[g].get("param_names") or []
+    if saved_groups[g]["params"] == here:  # set_optimizer_state_dict has matched the names
+        return
     same_in_all_groups = sorted(_all_names(saved_groups)) == sorted(_all_names(groups))
     if sorted(saved) != sorted(here) and not same_in_all_groups:
         return

@@ -53,9 +53,13 @@ def _is_name(named: Any) -> bool:
 
 
 def with_own_settings(theirs: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a checkpoint's group with the norm settings of this optimizer's group."""
+    """Return a copy of a checkpoint's group with the norm settings and names of our group.
+
+    Rules such as Partition decide by the names, so the names of the checkpoint must not replace
+    the names that the optimizer was constructed with.
+    """
     rest = {key: value for key, value in theirs.items() if key not in ON_NORMS}
-    return {**rest, **{key: here[key] for key in ON_NORMS if key in here}}
+    return {**rest, **{key: here[key] for key in (*ON_NORMS, "param_names") if key in here}}
 
 
 def sentences(groups: Any) -> Iterator[str]:
