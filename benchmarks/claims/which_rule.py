@@ -135,7 +135,7 @@ SENTENCES: dict[str, Sequence[Compared | Seen]] = {
         guide("better", "bad batches", f"Adam, global {threshold}", LIMIT)
         for threshold in ("0.3", "0.1")
     ],
-    "In none of the six comparisons is clipping inside significantly better": [
+    "Clipping inside is not significantly better in any of the six comparisons": [
         guide(NOT_BETTER, trouble, f"{method}, clip inside", f"{method}, clip outside")
         for trouble in ("bad batches", "heavy tails")
         for method in ("Muon", "SOAP", "Shampoo")

@@ -193,7 +193,7 @@ def test_numbers_keep_their_kind():
     [
         (["Adm"], "unknown transform 'Adm': did you mean 'Adam'?"),
         ([{"type": "clipnorm", "max_norm": 1}], "unknown transform 'clipnorm'"),
-        (["Frobnicate"], "unknown transform 'Frobnicate'$"),
+        (["Xyzzyx"], "unknown transform 'Xyzzyx'$"),
         ([("Adam", {"beta": 1})], "Adam has no argument 'beta': did you mean 'betas'?"),
         ([{"type": "LR", "rate": 1}], "LR has no argument 'rate'"),
         (

@@ -258,7 +258,7 @@ class HalfLife(EMA):
         self.beta = 0.5 ** (1 / self.half_life)
 
 
-class Slow(EMA):
+class BySteps(EMA):
     """EMA, with a constructor of its own"""
 
     def __init__(self, steps: float) -> None:
@@ -273,8 +273,8 @@ class Quick(EMA):
 
 
 def test_a_config_needs_a_constructor_that_accepts_its_arguments():
-    with pytest.raises(TypeError, match="the __init__ of Slow does not accept 'beta'"):
-        Chain(Slow(4.0)).to_config()
+    with pytest.raises(TypeError, match="the __init__ of BySteps does not accept 'beta'"):
+        Chain(BySteps(4.0)).to_config()
     for rule in (Quick(), Quick(beta=0.25)):
         assert Chain.from_config(Chain(rule).to_config()) == Chain(rule)
 

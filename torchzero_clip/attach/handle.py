@@ -229,8 +229,8 @@ class Attached(Clipper):
             contents = "has" if has_after else "lacks"
             call = "without" if has_after else "with"
             dropped = (
-                ". If torch.distributed.checkpoint saved the checkpoint: "
-                "get_optimizer_state_dict drops this state, so save handle.state_dict() instead"
+                ". With torch.distributed.checkpoint, save handle.state_dict(), because "
+                "get_optimizer_state_dict drops this state"
             )
             raise ValueError(
                 f"load_state_dict: the checkpoint {contents} the state of averaged weights, but "

@@ -41,7 +41,7 @@ class Within:
 
     @property
     def excludes_infinity(self) -> bool:
-        """Whether a bound is infinite, and the bounds allow no infinite number."""
+        """Whether the bounds exclude infinity, and one of them is infinite, such as `below=inf`."""
         infinite = [x for x in asdict(self).values() if x is not None and math.isinf(x)]
         return bool(infinite) and not self.holds(math.inf) and not self.holds(-math.inf)
 

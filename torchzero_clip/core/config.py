@@ -63,8 +63,8 @@ def _config_of(description: Description) -> Any:
     if inspect.Parameter.VAR_POSITIONAL not in kinds:
         if not only_routes(description):
             raise TypeError(
-                f"to_config: a config of {kind} would lose its own step: let its constructor "
-                "accept *links as Chain does"
+                f"to_config: a config of {kind} would lose the step that {kind} defines: let its "
+                "constructor accept *links, as Chain does"
             )
         kind = "Chain"  # the constructor of this class makes the links itself
     if kind == "Chain" and configs and not arguments:  # an empty list reads as an empty tuple
@@ -78,7 +78,7 @@ def _refuse_other_class(cls: type[Description]) -> None:
     if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise TypeError(
             f"to_config: there are two classes {cls.__name__}, one in {known.__module__} and one "
-            f"in {cls.__module__}, and a config would lead to the first one: rename your class"
+            f"in {cls.__module__}, and from_config would create the first one: rename your class"
         )
 
 

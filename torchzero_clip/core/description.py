@@ -53,9 +53,9 @@ class Description:
     open_fields: ClassVar[tuple[str, ...]] = ()
     """Attributes of this class that become arguments if a subclass declares them as fields."""
     _base_types: ClassVar[Mapping[str, tuple[type, ...]]] = {}
-    """For each argument that this class reads itself, the types of its values.
+    """The types of the arguments that this base class reads, by name.
 
-    A subclass may declare a field of this name only with values of these types.
+    A subclass may declare a field of such a name again, but only with values of these types.
     """
     pure: ClassVar[bool] = False
     """True if methods such as `update` and `limit` depend only on their arguments, and never branch

@@ -44,7 +44,7 @@ def refuse_live_reads(cls: type, live: Collection[str]) -> None:
 
 
 def refuse_fixed_reads(cls: type, fixed: Collection[str]) -> None:
-    """Raise TypeError if a method reads a field from `group` that the class no longer has as live.
+    """Raise TypeError if a method reads a field from `group`, but the field is no longer live.
 
     A subclass may declare a live field of its base class again without `Live`. Then `group` does
     not contain the field, so the methods of the base class cannot read it.

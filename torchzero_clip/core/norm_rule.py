@@ -279,7 +279,7 @@ class NormRule(Transform):
 
 
 def has_own_step(rule: NormRule) -> bool:
-    """Return whether the class of a rule overrides a part of the step other than its limit."""
+    """Return whether the class of a rule overrides other parts of the step than `limit`."""
     cls = type(rule)
     return not (
         cls.step is NormRule.step

@@ -35,13 +35,13 @@ def refuse_uncalled(cls: type) -> None:
 
 
 def drop_declarations(cls: type) -> None:
-    """Drop what base classes declare about a method that a class defines differently.
+    """Drop inherited declarations about a method that a class overrides.
 
     An engine would otherwise run the `fused` or `affine` of a base class instead of `update`. The
     `fused` of a base class is also dropped if the class has another `init`, because the state that
     `fused` names may be missing.
 
-    Raise TypeError if a class declares something about the `update` of a base class, because only
+    Raise TypeError if a class declares something about `update`, but inherits `update` itself. Only
     some engines would use the declaration.
     """
     update = min(_depth(cls, "update"), _depth(cls, "update_tensor"))

@@ -78,7 +78,7 @@ def _of_update(factor: Link | None) -> Link | None:
 
 
 def _calls_update_alone(link: Link) -> bool:
-    """Return whether the step of a link calls its `update` for all parameters, and does no more."""
+    """Return whether the step of a link only calls its `update` for all parameters."""
     tfm = link.transform
     return (
         isinstance(tfm, Transform)

@@ -26,9 +26,9 @@ class Routing:
 
 
 def only_routes(tfm: Any) -> bool:
-    """Return whether a transform routes as the class with the trait `Routing` declares.
+    """Return whether a transform only routes updates, as its base class with the trait `Routing`.
 
-    A subclass with another `step` or `update` may do more than route.
+    A subclass with another `step` or `update` may also change updates.
     """
     cls = type(tfm)
     declaring = next((base for base in cls.__mro__ if Routing in base.__bases__), None)

@@ -130,9 +130,9 @@ class Transform(Description):
     shown: ClassVar[tuple[str, ...]] = ()
     """The names of model-wide scalars that `metrics()` reports."""
     _called_by: ClassVar[Mapping[str, tuple[str, ...]]] = {"update": ("step",)}
-    """For methods that subclasses define, the methods of this class that call them.
+    """The methods of this class that call a method of a subclass, by the name of the called method.
 
-    A step of a subclass with another calling method may never call the method.
+    If a subclass overrides one of these callers, a step may never call the method.
     """
 
     @classmethod

@@ -69,7 +69,7 @@ def parameters(optimizer: ChainRunner) -> list[str]:
 
 
 def _different_values(optimizer: ChainRunner) -> dict[str, Link]:
-    """Return the keys whose values differ between groups, without rates and decays, and links."""
+    """Return keys whose values differ between groups, and their links, without rates and decays."""
     groups = [group for group in optimizer.param_groups if group["params"]]
     different: dict[str, Link] = {}
     for link in optimizer.keys.links:
@@ -108,7 +108,7 @@ def unchanged(optimizer: ChainRunner) -> Iterator[str]:
 
 
 def without_matrices(optimizer: ChainRunner) -> Iterator[str]:
-    """Yield sentences about parameters that a rule for matrices passes on, such as vectors."""
+    """Yield sentences about parameters that a matrix rule does not change, such as vectors."""
     gates = [link for link in optimizer.keys.links if isinstance(link.transform, Gate)]
     inside = {inner.path for gate in gates for inner in gate.walk()}  # `InBasis` has Adam for them
     passed: dict[str, list[str]] = {}

@@ -296,7 +296,7 @@ class Shown:
 def with_present_values(optimizer: ChainRunner) -> Any:
     """Return a copy of the chain with the hyperparameters of the parameter groups.
 
-    The copy is only for its `repr`, because values that differ between groups become text.
+    Use only the `repr` of the copy, because values that differ between groups become text.
     """
     groups = [group for group in optimizer.param_groups if group["params"]]
     return _copy(optimizer.chain, _by_transform(optimizer.links), groups)
@@ -311,11 +311,11 @@ def _by_transform(links: Iterable[Link]) -> dict[int, list[Link]]:
 
 
 def _copy(value: Any, links: dict[int, list[Link]], groups: Sequence[Mapping[str, Any]]) -> Any:
-    """Return a copy of a value in which all descriptions have the values of the groups.
+    """Return a copy of a value. Rules inside the value have the hyperparameters of the groups.
 
     Args:
         value: The value of an argument.
-        links: The links for the descriptions inside the value. A copied link is removed.
+        links: The links of each rule inside the value. The function removes a link after its copy.
         groups: The parameter groups.
     """
     if type(value) in (tuple, list):

@@ -47,7 +47,8 @@ class Entry(NamedTuple):
         example: A meta tensor with the shape and dtype of the value.
         kinds: The dtypes that may be loaded for this key.
         link: The link that keeps the value. The compensation of a rounding belongs to no link.
-        spread: The layout of a matrix that a checkpoint stores in even parts, or None.
+        spread: The layout of a matrix in a checkpoint, if the checkpoint stores an equal part of
+            the matrix for each rank, otherwise None.
     """
 
     example: Tensor
@@ -223,7 +224,7 @@ class StateLayout:
             )
 
     def _other_dim(self, keys: Collection[str]) -> str:
-        """Return the probable cause of an error about keys if they are the state of norms."""
+        """Return the probable cause of an error about state of norm rules, or an empty text."""
         known: set[str] = set()
         for link in self.links:
             if isinstance(link.transform, NormRule):

@@ -110,7 +110,7 @@ def _adopted(link: Link, state: Mapping[str, Any], group: Mapping[str, Any]) -> 
 def _warn_of_dropped(
     path: str, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
 ) -> None:
-    """Warn if a torch optimizer has state of each element that the link at a path does not keep.
+    """Warn if a torch optimizer has state with one value per element, and a link has no such state.
 
     For example, `Adam` does not keep the maximum of torch's Adamax. Without this maximum, the first
     steps of `Adam` would be much too long.

@@ -38,7 +38,7 @@ def _chosen(row: list[Any] | tuple[Any, ...], flags: list[bool]) -> list[Any]:
 
 
 def _put(some: list[Any] | tuple[Any, ...], row: list[Any], flags: list[bool]) -> None:
-    """Replace the entries whose flag is true."""
+    """Replace the elements whose flag is true."""
     rest = iter(some)
     row[:] = [next(rest) if flag else x for x, flag in zip(row, flags, strict=True)]
 

@@ -284,9 +284,10 @@ class File:
 
 
 def argument_names(keys: Sequence[str]) -> dict[str, str]:
-    """Return, for each key of a group, the name of the argument of `__init__`.
+    """Return the names of the arguments of `__init__`, by the key of a group.
 
-    The name of a link may contain any characters except a slash.
+    Characters that a Python name cannot have become underscores, because the name of a link may
+    contain any characters except a slash.
     """
     names: dict[str, str] = {}
     for key in keys:

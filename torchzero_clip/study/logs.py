@@ -84,7 +84,7 @@ class Log:
         return [key for key in self.cells if key == name or key.startswith(f"{name}/")]
 
     def columns(self, name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return all columns of numbers, and for each column of norms, the cells that have a value.
+        """Return all columns of numbers, and which cells of each column of norms have a value.
 
         The column with the step numbers is called "step".
 

@@ -226,7 +226,7 @@ class Trace:
 
 
 def stride_of(steps: Tensor | None, counts: Tensor | None) -> int:
-    """Return how many steps each row has.
+    """Return how many steps each row stands for.
 
     Args:
         steps: The step numbers, if they are known. Without `counts`, their median difference is

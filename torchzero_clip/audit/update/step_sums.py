@@ -52,7 +52,7 @@ class Observed:
         param: The parameter after the step.
         before: A copy of the weights before the step.
         gradient: A copy of the gradient, or None. With several steps, the sum of the gradients.
-        scale: The gradient is this many times too large, because of a GradScaler.
+        scale: The factor by which a GradScaler has multiplied the gradient, otherwise 1.
         rates: Hyperparameters of the group of the parameter.
         state_changes: The number of state tensors that changed on this rank.
         bad_states: The number of state tensors that are infinite or NaN on this rank.
@@ -72,7 +72,7 @@ class Observed:
         return layout_of(self.param)
 
     def step(self, without_decay: bool) -> Tensor:
-        """Return the change of the weights in float32, if asked without decoupled weight decay."""
+        """Return the change of the weights in float32, with or without decoupled weight decay."""
         before = local(self.before).float()
         change = local(self.param).detach().float() - before
         return change.add_(before, alpha=self.rates.decay) if without_decay else change
@@ -80,7 +80,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class DirectionSums:
-    """Sums over the elements of a step, which may be without its weight decay.
+    """Sums over the elements of a step, with or without its weight decay.
 
     Attributes:
         square: The sum of the squares.
@@ -125,7 +125,7 @@ class StepSums:
         weight_square: The sum of the squares of the weights before the step.
         along_weight: The sum of the products of the step and the weights before the step.
         rounding: The variance of the rounding errors of the weights, summed over the elements.
-        gradients: On how many ranks the parameter has a gradient.
+        gradients: The number of ranks on which the parameter has a gradient.
         gradient_square: The sum of the squares of the gradient.
         gradient_nonzero: The number of elements of the gradient that are not zero.
         bad_weights: The number of weights after the step that are infinite or NaN.

@@ -256,9 +256,9 @@ def _why_still(watch: StepWatch, name: str, sums: StepSums) -> tuple[str, str, s
 def _is_lost(watch: StepWatch, name: str, sums: StepSums) -> bool:
     """Return whether rounding explains that a parameter with a gradient did not move.
 
-    The lost update itself is not known. Without an average of squared gradients, the update is
-    about as large as `lr * gradient`. With it, the elements of the update are about as large as
-    `lr`, as in Adam.
+    The update is not known, so the function estimates its size. If the optimizer has an average of
+    squared gradients, as Adam does, the elements of the update are about as large as `lr`.
+    Otherwise, the update is about as large as `lr * gradient`.
     """
     if sums.moved_by_gradient:
         return False

@@ -48,10 +48,10 @@ class Reduction(NamedTuple):
     squares: bool = False
 
     def joined(self, numbers: Tensor, lengths: Tensor) -> Tensor:
-        """Join the numbers of the rows of each tensor, in float64.
+        """Combine the results of the rows of each tensor into one number, in float64.
 
         Args:
-            numbers: The numbers of the rows of all tensors.
+            numbers: The results of `of_rows` for the rows of all tensors.
             lengths: The number of rows of each tensor.
         """
         values = numbers.double()

@@ -87,8 +87,8 @@ def check_clipping(criterion: Any) -> None:
 def blend_squares(old: Tensor, new: Tensor, keep: float | Tensor) -> Tensor:
     """Return √(keep · old² + (1 - keep) · new²).
 
-    The state stores the root, because squares could overflow. A small square after a huge one
-    counts in full, also if `keep` is 0.
+    The state stores the root, because squares could overflow. If `keep` is 0, the result is `new`,
+    even if `old` is huge.
     """
     return (keep * old**2 + (1 - keep) * new**2).sqrt()
 

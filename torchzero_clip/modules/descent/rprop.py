@@ -15,10 +15,10 @@ class Rprop(Transform):
 
     Use it for full-batch training. With small batches, the signs of gradients are too noisy.
 
-    s ← s · η⁺ where u and the last one have one sign, s · η⁻ where not;   u ← s · sign(u)
+    s ← s · η⁺ where u · p > 0, s · η⁻ where u · p < 0;   u ← s · sign(u)
 
-    Here s is the step size of an element. If the sign of the gradient has changed, the update of
-    the element is zero for one step.
+    Here s is the step size of an element, and p is its gradient in the previous step. If the sign
+    of the gradient has changed, the update of the element is zero, and p is zero in the next step.
 
     Args:
         lr: The first step size of every element. If you change `lr` later, the change affects only

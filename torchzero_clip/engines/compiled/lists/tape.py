@@ -90,7 +90,7 @@ class Taped(Lazy):
         self._cell = self._tape.cell(self._tape.hold(tensors))
 
     def compute(self) -> list[Tensor]:
-        """Return the tensors for reading at once. Later they may contain values of another list."""
+        """Return the tensors. Read them at once, because later operations may overwrite them."""
         self._tape.run_siblings()
         if self.buffer in (WIDE, WIDE_GRADIENTS):
             # new memory, because the caller may read it until the end of the step

@@ -1,4 +1,4 @@
-"""Functions that every Triton kernel includes, as kernel.h is for C++.
+"""Functions that every Triton kernel includes. C++ kernels include kernel.h instead.
 
 This module can be imported only if Triton is installed. Numbers in bfloat16 are loaded and stored
 as their bits, so that rounding is the same in the interpreter and on GPUs without bfloat16.

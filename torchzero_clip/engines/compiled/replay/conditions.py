@@ -121,7 +121,7 @@ class Conditions:
             fields: Fields of transforms. Users cannot replace them, but `field.data = new` moves
                 the values of a field to another address.
             others: Tensors that need no condition. Every replay supplies some of them, such as
-                gradients. Nobody replaces or moves the rest.
+                gradients. The others never change their addresses.
         """
         taken = set(map(id, leaves))
         compared = {

@@ -302,7 +302,10 @@ class StepRecorder(TorchDispatchMode):
         return memory
 
     def close(self) -> None:
-        """Drop all references to tensors of the step. The garbage collector need not run."""
+        """Drop all references to tensors of the step.
+
+        The memory is then free at once, without a run of the garbage collector.
+        """
         self._nodes.clear()
         self._alive.clear()
         del self._functions.recorder, self._functions, self._fake
