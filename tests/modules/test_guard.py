@@ -36,6 +36,7 @@ from torchzero_clip import (
     attach,
     to_floats,
 )
+from torchzero_clip.core.norms import shards
 from torchzero_clip.modules.flow import step_guard
 
 inf, nan = math.inf, math.nan
@@ -438,5 +439,33 @@ def test_a_nan_in_another_replica_of_sharded_gradients_skips_the_step(placements
         opt.step()
         assert p.detach().to_local().eq(1).all()
         assert opt.metrics()["Guard/skipped"] == 1
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_rank_measures_its_own_replica_next_to_tensors_without_replicas(monkeypatch):
+    """Otherwise no rank sees a NaN in the second replica, because one collective gathers both."""
+    dist.init_process_group("fake", rank=3, world_size=4, store=FakeStore())
+
+    def only_here(x: Tensor, group: Any) -> Tensor:
+        """Return finite statistics for the ranks 0 to 2."""
+        finite = torch.zeros_like(x)
+        return torch.stack([finite, finite, finite, x])
+
+    monkeypatch.setattr(shards, "gather", only_here)
+    monkeypatch.setattr(step_guard, "gather", only_here)
+    try:
+        mesh = init_device_mesh("cpu", (2, 2))
+        params = []
+        for placements in ((Shard(0), Shard(1)), (Replicate(), Shard(0)), (Shard(0), Replicate())):
+            local = torch.ones(2, 2)
+            params.append(Parameter(DTensor.from_local(local, mesh, placements, run_check=False)))
+        opt = Modular(params, Guard(), LR(1.0))
+        for p in params[1:]:
+            for each in params:
+                each.grad = torch.ones_like(each)
+            p.grad.to_local().fill_(nan)
+            opt.step()
+        assert opt.metrics()["Guard/skipped"] == 2
     finally:
         dist.destroy_process_group()

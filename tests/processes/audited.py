@@ -19,7 +19,7 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from torchzero_clip import LR, Adam, Modular, Orthogonalize, Partition
+from torchzero_clip import LR, Adam, ClipNorm, Modular, Orthogonalize, Partition
 from torchzero_clip.audit import UpdateReport, audit_update
 
 WIDTH = 16
@@ -121,6 +121,21 @@ def nan_in_the_state_of_one_rank() -> list[str]:
     return [*codes, *[row.state for row in reports[0].rows]]
 
 
+def gradient_on_one_rank() -> str:
+    """Return the error of an audit before a step that would wait for ever."""
+    model = fully_shard(net())
+    optimizer = Modular(model.named_parameters(), ClipNorm(1.0, dim="global"), LR(0.1))
+    model(torch.randn(4, WIDTH)).sum().backward()
+    if dist.get_rank() == 1:
+        model[2].bias.grad = None
+    try:
+        with audit_update(model, optimizer):
+            optimizer.step()
+    except RuntimeError as error:
+        return str(error)
+    return "no error"
+
+
 def drift(make: Callable[[], tuple[nn.Module, dict[str, Any]]], ranks: int = 1) -> list[str]:
     """Return what an audit says of equal replicas, of a step that breaks them, and of the next.
 
@@ -167,6 +182,7 @@ def two() -> None:
     print("fsdp2:", sharded_like_whole(fsdp2))
     print("half:", half_of_a_sharded_model())
     print("NaN:", *nan_in_the_state_of_one_rank())
+    print("missing:", gradient_on_one_rank())
     for make in (in_ddp, by_hand, replicated):
         for text in drift(make):
             print(f"{make.__name__}: {text}")

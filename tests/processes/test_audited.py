@@ -17,6 +17,11 @@ def test_two_ranks_find_replicas_that_drifted_and_judge_whole_matrices() -> None
     in_ddp = ", ".join([f"module.{name}" for name in ALL.split(", ")])
     lines = ["fsdp2: right", "half: not-in-optimizer: 2.weight, 2.bias"]
     lines.append("NaN: nonfinite-state changed changed changed changed")
+    lines.append(
+        "missing: audit_update: 2.bias has a gradient on 1 of the 2 ranks of its mesh. A sharded "
+        "parameter must have a gradient on all ranks, or on no rank: use the parameter in the loss "
+        "of every rank"
+    )
     for make, names in (("in_ddp", in_ddp), ("by_hand", ALL), ("replicated", "w")):
         lines.append(f"{make}: nothing")
         lines.append(f"{make}: {differs(names, 'since this step')}")

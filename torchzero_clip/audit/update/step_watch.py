@@ -16,7 +16,8 @@ from typing_extensions import Self
 from torchzero_clip.audit.update.fingerprints import fingerprint, tensors_in
 from torchzero_clip.audit.update.step_sums import Rates
 from torchzero_clip.core.plurals import counted
-from torchzero_clip.core.sharding.layout import local, placements
+from torchzero_clip.core.sharding.collectives import sum_
+from torchzero_clip.core.sharding.layout import layout_of, local, placements
 
 StatePrints = dict[str, dict[str, int]]
 """For each parameter, the fingerprint of each tensor of its state."""
@@ -155,6 +156,7 @@ class StepWatch:
                 self._see_what_changed()
             self._keep_rates(optimizer)
             if not _has_closure(args, kwargs):
+                self._check_all_ranks_have_gradients(optimizer)
                 self._keep_gradients(optimizer)
 
         def after_step(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -176,6 +178,32 @@ class StepWatch:
         for name, prints in self.state_prints().items():
             if prints != self.states[name]:
                 self.state_changed.add(name)
+
+    def _check_all_ranks_have_gradients(self, optimizer: Optimizer) -> None:
+        """Raise RuntimeError if a DTensor has a gradient on only some ranks of its mesh.
+
+        Otherwise, the ranks would call different collectives in the step, and wait for each other.
+        """
+        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        names_on: dict[Any, list[str]] = {}
+        for name, p in self.params.items():
+            layout = layout_of(p)
+            if layout is not None:
+                names_on.setdefault(layout.mesh, []).append(name)
+        for mesh, names in names_on.items():
+            params = [self.params[name] for name in names]
+            have_gradient = [id(p) in mine and gradient_of(p) is not None for p in params]
+            ranks = torch.tensor(have_gradient, dtype=torch.int64, device=mesh.device_type)
+            for d in range(mesh.ndim):
+                ranks = sum_(ranks, mesh.get_group(d))
+            size = mesh.size()
+            for name, count in zip(names, ranks.tolist(), strict=True):
+                if 0 < count < size:
+                    raise RuntimeError(
+                        f"audit_update: {name} has a gradient on {count} of the {size} ranks of "
+                        "its mesh. A sharded parameter must have a gradient on all ranks, or on no "
+                        "rank: use the parameter in the loss of every rank"
+                    )
 
     @torch.no_grad()
     def _keep_gradients(self, optimizer: Optimizer) -> None:

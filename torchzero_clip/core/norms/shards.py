@@ -80,7 +80,8 @@ def gatherings(
         alike: Any = tuple([layouts[i] for i in where])
         over = dims_of(alike)
         along = tuple([dims[i] for i in where])
-        plan = _plan(alike, along, coordinates_of(mesh, over), device, world)
+        own = tuple(mesh.get_coordinate())
+        plan = _plan(alike, along, coordinates_of(mesh, over), own, device, world)
         return Gathering(where, mesh, over, plan)
 
     return [on_one_mesh(where) for where in batches(meshes) if meshes[where[0]] is not None]
@@ -145,10 +146,14 @@ def _plan(
     layouts: tuple[Layout, ...],
     dims: tuple[Dims | None, ...],
     coordinates: tuple[tuple[int, ...], ...],
+    own: tuple[int, ...],
     device: torch.device,
     world: Any,
 ) -> Plan:
     """Return the plan for tensors on one mesh, from the shards of the ranks at these coordinates.
+
+    `own` is the coordinate of this rank. If a tensor has replicas, each rank merges the shards of
+    its own replica, so that a guard on some rank sees a NaN in any replica.
 
     The plan contains no process groups, because an equal mesh may have other groups later. `world`
     is the mode of fake tensors, or None. A plan for fake tensors has tensors of the same mode.
@@ -170,9 +175,8 @@ def _plan(
                 ends = layout.extents(coordinate)
                 here = [slice(None) if d in along[t] else slice(*end) for d, end in enumerate(ends)]
                 units = numbered[t].view(shapes[t])[tuple(here)].reshape(-1)
-                # along the other dims of the mesh, all ranks have equal shards: take the first
-                idle = set(range(len(coordinate))) - layout.split
-                if all([coordinate[d] == coordinates[0][d] for d in idle]):
+                replicated = set(range(len(coordinate))) - layout.split  # dims of the mesh
+                if all([coordinate[d] == own[d] for d in replicated]):
                     entries = math.prod([ends[d][1] - ends[d][0] for d in along[t]])
                     blocks.append((units, sender, column, entries))
                     filled[units] += 1
