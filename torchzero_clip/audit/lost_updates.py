@@ -98,8 +98,8 @@ def _compared(
 def _sample(params: Sequence[Tensor]) -> list[Parameter]:
     """Return copies of the parameters on the CPU, with gradients.
 
-    The copies have about `SAMPLE_SIZE` elements at most. A parameter without a gradient gets a
-    random gradient. The random gradients of all parameters together have a norm of about 1.
+    The copies together have at most about `SAMPLE_SIZE` elements. A parameter without a gradient
+    gets a random gradient. The random gradients of all parameters together have a norm of about 1.
     """
     elements = max(sum([p.numel() for p in params]), 1)
     copies = []

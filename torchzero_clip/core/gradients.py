@@ -170,7 +170,8 @@ def plain(params: Sequence[Tensor], grads: Sequence[Tensor]) -> bool:
 def _shared(spans: Spans) -> bool:
     """Return whether any two tensors overlap in memory.
 
-    If none overlap, the k-th smallest end is at most the (k+1)-th smallest start.
+    The function sorts the starts and the ends of the tensors. If no tensors overlap, each tensor
+    ends before the next one starts.
     """
     starts, ends = map(sorted, spans)
     return not all(map(operator.le, ends, starts[1:]))

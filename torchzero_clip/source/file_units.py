@@ -186,7 +186,7 @@ class SourceUnits(WrittenNorms):
     def _scaled(
         self, divisors: Sequence[Tensor], updates: Sequence[TensorList] | None
     ) -> TensorList:
-        """Write the division of the update, or of `updates` if they are given."""
+        """Write code that divides the update, or `updates` if they are given."""
         bucket = self.buckets[0]
         u = bucket.u if updates is None else updates[0]
         return self.divide(bucket, u.to(bucket.state_dtype), divisors[0])

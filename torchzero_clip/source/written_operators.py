@@ -68,7 +68,7 @@ class NoNames(list[Any]):
     """A list of parameter names that raises an error if a rule reads it."""
 
     def _refuse(self, *_: Any) -> Any:
-        """Raise the error for a rule that reads names."""
+        """Raise the error for a rule that reads the names of parameters in a step."""
         raise SourceError("the transform uses the names of parameters in each step")
 
     __getitem__ = __iter__ = _refuse

@@ -1,7 +1,7 @@
 """Statistics of whole tensors, with a relative error of at most 1e-6 for any size and range.
 
-All engines use this module. Only compiled CPU kernels compute norms of order 1, 2 and inf
-themselves.
+All engines use this module, with one exception: compiled CPU kernels compute norms of order 1, 2
+and inf themselves.
 """
 
 from __future__ import annotations
