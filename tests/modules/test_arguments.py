@@ -35,6 +35,7 @@ from torchzero_clip import (
     Normalize,
     P2Quantile,
     Quantile,
+    RMSprop,
     Scale,
     TensorList,
     Transform,
@@ -518,6 +519,7 @@ def test_an_ambiguous_key_is_refused_with_the_choices():
         ("nesterov", True, "Momentum"),
         ("betas", (0.9, 0.99), "Adam"),
         ("amsgrad", True, "Adam"),
+        ("centered", True, "RMSprop(centered=True)"),
         ("maximize", True, "Scale(-1)"),
         ("max_norm", 1.0, "ClipNorm"),
     ],
@@ -534,6 +536,19 @@ def test_a_well_known_key_that_nothing_reads_is_refused_and_names_the_link(key, 
 def test_a_well_known_key_whose_value_changes_nothing_stays(key, value):
     opt = optimizer(ClipNorm(1.0), LR(0.1), **{key: value})
     assert opt.param_groups[0][key] == value
+
+
+@pytest.mark.parametrize(
+    ("rule", "key"),
+    [
+        (Adam(amsgrad=True), "amsgrad"),
+        (Momentum(nesterov=True), "nesterov"),
+        (RMSprop(centered=True), "centered"),
+    ],
+)
+def test_a_well_known_key_that_repeats_a_fixed_argument_stays(rule, key):
+    opt = optimizer(rule, LR(0.1), **{key: True})
+    assert opt.param_groups[0][key] is True
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ WELL_KNOWN = {  # the keys of torch's optimizers, each with the link that reads 
     "nesterov": "Momentum(nesterov=True)",
     "betas": "Adam(...)",
     "amsgrad": "Adam(amsgrad=True)",
+    "centered": "RMSprop(centered=True)",
     "maximize": "Scale(-1)",
     "max_norm": "ClipNorm(...)",
 }
@@ -162,7 +163,8 @@ class GroupKeys:
     def refuse(self, key: str, value: Any) -> None:
         """Raise an error for a key that is ambiguous, misspelled or read by no link.
 
-        Other unknown keys belong to the user and are accepted.
+        A key such as "nesterov" is accepted if a link has the same fixed argument. Other unknown
+        keys belong to the user and are accepted.
         """
         if key in self.ambiguous:
             raise ValueError(
@@ -174,6 +176,8 @@ class GroupKeys:
                 return
             for link in self.links:
                 rule = link.transform
+                if value is True and getattr(rule, key, None) is True:
+                    return
                 if isinstance(rule, Smoothing) and key in rule.torch_names:
                     own = link.keys[rule.torch_names[key]]
                     raise ValueError(

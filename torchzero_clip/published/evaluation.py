@@ -102,6 +102,9 @@ def lookahead_adam(
 ) -> Chain:
     """Run Adam, and return the weights to slow weights every `k` steps.
 
+    The defaults of `k` and `alpha` are the defaults of timm. In pytorch_optimizer, `k` is 5 by
+    default.
+
     Reference:
         Zhang et al., "Lookahead optimizer: k steps forward, 1 step back", arXiv 1907.08610.
     """

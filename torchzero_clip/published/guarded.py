@@ -34,6 +34,10 @@ def grams(
 ) -> Chain:
     """Run AdamW, and replace the sign of each element of the step by the sign of the gradient.
 
+    The authors' code adds `eps` to √v before the bias correction of v. Its `eps` therefore acts
+    like eps / √(1 - β₂ᵗ) here. If β₂ is 0.999, the
+    two differ for a few thousand steps.
+
     Reference:
         Cao et al., "Grams: gradient descent with adaptive momentum scaling", arXiv 2412.17107.
     """
@@ -54,6 +58,10 @@ def adamc(
     the initial lr, the decay of pytorch_optimizer is therefore a tenth of the decay here. For other
     weights, use a separate group with `weight_decay=0`, or use `Masked` with a different decay.
 
+    pytorch_optimizer adds `eps` to √v before the bias correction of v. Its `eps` therefore acts
+    like eps / √(1 - β₂ᵗ) here. If β₂ is 0.999, the
+    two differ for a few thousand steps.
+
     Reference:
         Defazio, "Why gradients rapidly increase near the end of training", arXiv 2506.02285;
         pytorch_optimizer.AdamC with `normalized=True` groups.
@@ -73,6 +81,10 @@ def adagc(
     warmup_steps: int = 100,
 ) -> Chain:
     """Clip each tensor to a multiple of its past norms before AdamW.
+
+    In pytorch_optimizer, `rel` and `abs` are called `lambda_rel` and `lambda_abs`. It always clips
+    the first step to `lambda_abs`. Here, a `warmup_steps` of 0 or 1 means that nothing clips the
+    first step.
 
     Reference:
         Wang et al., "AdaGC: improving training stability for large language model pretraining",
@@ -111,7 +123,11 @@ def spam(
 ) -> Chain:
     """Clip spikes of single elements, run Adam, and reset the state of both regularly (SPAM).
 
-    A reset does not change the step count. Weight decay uses the weights after the step.
+    A reset does not change the step count. Weight decay uses the weights after the step. In the
+    authors' code, `every`, `warmup` and `wait` are called `DeltaT`, `warmup_steps` and
+    `grad_accu_steps`. The code adds `eps` to √v before the bias correction of v. Its `eps`
+    therefore acts like eps / √(1 - β₂ᵗ) here. If v of an element is 0 when the clipping starts, the
+    code clips the element to 0. Here, the element has no limit.
 
     Reference:
         Huang et al., "SPAM: spike-aware Adam with momentum reset for stable LLM training",
@@ -135,7 +151,12 @@ def stable_spam(
 ) -> Chain:
     """Clip elements and scale norms, run AdamW, and reset the state of AdamW regularly.
 
-    With `past_only=True`, a spike does not raise its own limit.
+    With `past_only=True`, a spike does not raise its own limit. In the authors' code, `gammas` is
+    `gamma1` and `gamma2`, `theta` is `gamma3`, and `every` is `update_proj_gap`. There, a gradient
+    of zero lowers the limit of the elements, and a reset also restarts the bias corrections of the
+    clipping and of the norms, but keeps their averages. After a reset the limit is therefore much
+    larger. Here, only the state of AdamW restarts, and a gradient of zero does not change the
+    limit.
 
     Reference:
         Huang et al., "Stable-SPAM: how to train in 4-bit more stably than 16-bit Adam",

@@ -20,7 +20,7 @@ def lars(
 
     The scaling and the learning rate come before the momentum. The momentum therefore sums steps,
     and a change of `lr` affects only new steps. For biases and the weights of normalization layers,
-    the paper uses no decay and no scaling.
+    the paper uses no decay and no scaling. In optax, `lr` is called `learning_rate`.
 
     Reference:
         You, Gitman, Ginsburg, "Large batch training of convolutional networks", arXiv 1708.03888;
@@ -44,7 +44,10 @@ def lamb(
     """Run AdamW, and scale the update of each weight, including decay, to the norm of the weight.
 
     With `ClipNorm(1.0, dim="global")` before it, the chain is the LAMB of timm (tested against
-    timm). In timm the default weight decay is 0.01.
+    timm). In timm the default weight decay is 0.01. If the weight decay of a group is 0, timm takes
+    the step of Adam, unless `always_adapt=True`. To do the same, put `TrustRatio` into `Masked`, so
+    that it skips these parameters. In optax, `lr` is called `learning_rate`, and `betas` is `b1`
+    and `b2`.
 
     Reference:
         You et al., "Large batch optimization for deep learning: training BERT in 76 minutes",
@@ -62,6 +65,11 @@ def lambc(
     bounds: tuple[float, float] = (0.0, 1.0),
 ) -> Chain:
     """Run LAMB with a trust ratio of at most 1, so that no step is longer than the step of Adam.
+
+    timm also clips the global norm to 1. To do the same, put `ClipNorm(1.0, dim="global")` before
+    the chain. If the weight decay of a group is 0, timm takes the step of Adam, unless
+    `always_adapt=True`. To do the same, put `TrustRatio` into `Masked`, so that it skips these
+    parameters.
 
     Reference:
         Fong et al., "Improving layer-wise adaptive rate methods using trust ratio clipping",

@@ -44,7 +44,8 @@ def muon(
 ) -> Chain:
     """Orthogonalize the momentum (Muon). This method is for matrices only.
 
-    The argument `scale` is called `adjust_lr_fn` in torch.optim.Muon.
+    The argument `scale` is called `adjust_lr_fn` in torch.optim.Muon. There, None means "original".
+    Here, None means no scale.
 
     Reference:
         Jordan et al., "Muon: an optimizer for hidden layers in neural networks" (2024);
@@ -68,6 +69,9 @@ def normuon(
     layout: MatrixLayout = None,
 ) -> Chain:
     """Run Muon, and scale neurons so that all move about equally far. For matrices only.
+
+    In the authors' code, `beta` is called `beta2`. Tensors with four or more dims are matrices of
+    shape (first, rest) here. In the authors' code, only the iteration uses this shape.
 
     Reference:
         Li et al., "NorMuon: making Muon more efficient and scalable", arXiv 2510.05491;
@@ -94,7 +98,8 @@ def muoneq(
     """Give the rows of the momentum equal norms before Muon (MuonEq R). For matrices only.
 
     The defaults are the authors' values for language models. For CIFAR-10, the authors use a
-    learning rate of 5e-3, a momentum of 0.9, no decay and no scale.
+    learning rate of 5e-3, a momentum of 0.9, no decay and no scale. In the authors' code,
+    `weight_decay` is called `wd`.
 
     Reference:
         Chang et al., "MuonEq: balancing before orthogonalization with lightweight equilibration",
@@ -146,7 +151,8 @@ def adamuon(
     """Orthogonalize the signs of a momentum, then divide as in RMSprop. For matrices only.
 
     Both averages have the same decay rate. The elements of the update are about as large as the
-    elements of an Adam update. There is no `layout`, because `Normalize` measures whole parameters.
+    elements of an Adam update. The authors' code also adds `eps` to the norm of
+    the update. There is no `layout`, because `Normalize` measures whole parameters.
 
     Reference:
         Si et al., "AdaMuon: adaptive Muon optimizer", arXiv 2507.11005; Chongjie-Si/AdaMuon.
@@ -195,8 +201,9 @@ def nanochat(
     """Train matrices as nanochat does: MuonEq, Polar Express, a norm, NorMuon, cautious decay.
 
     If a matrix has more rows than columns, nanochat also multiplies the decay by √(rows / columns).
-    To do the same, put these matrices into a parameter group with a larger `weight_decay`. There is
-    no `layout`, because `Normalize` measures whole parameters.
+    To do the same, put these matrices into a parameter group with a larger `weight_decay`. In
+    nanochat, `beta` is called `beta2`. There is no `layout`, because `Normalize` measures whole
+    parameters.
 
     Reference:
         karpathy/nanochat, `nanochat/optim.py`.
@@ -348,7 +355,8 @@ def soap(
     schedule changes `betas`. The authors' code keeps the value of the first step. If `first` is
     "skip", the first gradient only initializes the bases, as in the authors' code. The authors'
     code applies the decay after the step. If `first` is "step", the method follows NVIDIA's code.
-    Tensors with four or more dims are matrices of shape (first, rest).
+    Both codes add `eps` to √v before the bias correction of v. Their `eps` therefore acts like
+    eps / √(1 - β₂ᵗ) here. Tensors with four or more dims are matrices of shape (first, rest).
 
     Reference:
         Vyas et al., "SOAP: improving and stabilizing Shampoo using Adam", arXiv 2409.11321;

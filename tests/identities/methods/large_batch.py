@@ -44,7 +44,7 @@ def lamb(lr: Any, betas: Any, **options: Any) -> Any:
 
 @optimizer(
     "lamb_timm",
-    '`ClipNorm(dim="global")` in front of LAMB is the LAMB of timm',
+    '`ClipNorm(dim="global")` in front of LAMB is the LAMB of timm, if the weight decay is not 0',
     source="timm 1.0.31, `Lamb`",
     ours=lambda max_grad_norm, **options: Chain(
         ClipNorm(max_grad_norm, dim="global"), named("lamb", **options)
@@ -68,7 +68,7 @@ def lamb_timm(groups: Any) -> Any:
 
 @optimizer(
     "lambc",
-    "LAMB with `TrustRatio(bounds=(0, 1))` is LAMBC",
+    "LAMB with `TrustRatio(bounds=(0, 1))` is LAMBC, if the weight decay is not 0",
     source="timm 1.0.31, `Lamb`",
     groups=(
         {"lr": 0.05, "betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 0.1},
