@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,11 +24,18 @@ ENTRIES: list[Transform] = [ClipValue(0.01), Adam(), WeightDecay(0.01), LR(1e-2)
 OFF = {"gradient_clipping": 0.0}  # its default is 1
 
 
-def engine(stage: int, links: list[Transform], clipping: dict[str, float], **kwargs: Any) -> Any:
+def engine(
+    stage: int,
+    links: list[Transform],
+    clipping: dict[str, float],
+    groups: Callable[[nn.Module], Any] = nn.Module.parameters,
+    **kwargs: Any,
+) -> Any:
     """What `deepspeed.initialize` makes of a model and a chain, and the chain."""
     import deepspeed
 
-    opt = Modular((net := network()).parameters(), *links, **kwargs)
+    net = network()
+    opt = Modular(groups(net), *links, **kwargs)
     config = {
         "train_micro_batch_size_per_gpu": 16,
         "zero_optimization": {"stage": stage},
@@ -37,15 +45,24 @@ def engine(stage: int, links: list[Transform], clipping: dict[str, float], **kwa
     return deepspeed.initialize(model=net, optimizer=opt, config=config)[0], opt
 
 
+def two_groups(net: nn.Module) -> list[dict[str, Any]]:
+    """The matrices and the vectors of a model."""
+    parts = [[p for p in net.parameters() if p.dim() == dim] for dim in (2, 1)]
+    return [{"params": params} for params in parts]
+
+
 def train(run: Any) -> None:
     for x, y in data():
         run.backward(nn.functional.mse_loss(run(x), y))
         run.step()
 
 
-def by_hand(links: list[Transform]) -> tuple[dict[str, Tensor], Modular]:
+def by_hand(
+    links: list[Transform], groups: Callable[[nn.Module], Any] = nn.Module.parameters
+) -> tuple[dict[str, Tensor], Modular]:
     """The loop that DeepSpeed stands for."""
-    opt = Modular((net := network()).parameters(), *links)
+    net = network()
+    opt = Modular(groups(net), *links)
     for x, y in data():
         opt.zero_grad()
         nn.functional.mse_loss(net(x), y).backward()
@@ -86,6 +103,13 @@ def main(stage: int, folder: str) -> None:
         assert equal(whole(run.module, stage), whole(other.module, stage))
         print(f"→ {name}: resumes")
 
+    run, _ = engine(stage, CLIP, OFF, two_groups, **pieces)
+    train(run)
+    separate = [ClipNorm(0.1, dim="group"), *CLIP[1:]]  # because ZeRO makes a step for each group
+    expected, _ = by_hand(separate if stage else CLIP, two_groups)
+    torch.testing.assert_close(whole(run.module, stage), expected, rtol=1e-5, atol=1e-6)
+    print("→ two groups: two norms" if stage else "→ two groups: one norm")
+
     run, opt = engine(stage, CLIP, {}, **pieces)
     train(run)
     assert opt.metrics()["ClipNorm/norm"].item() == pytest.approx(1.0, rel=1e-4)
@@ -104,6 +128,7 @@ def test_deepspeed_trains_as_one_process_does_and_resumes(stage, world, tmp_path
         "→ clip: as one process does",
         "→ and measures the same",
         "→ clip: resumes",
+        "→ two groups: two norms" if stage else "→ two groups: one norm",
         "→ its own clipping comes first",
         "→ pieces" if stage else "→ tensors",
     ]

@@ -76,7 +76,7 @@ def gatherings(
     meshes = [layout.mesh if layout and layout.split else None for layout in layouts]
 
     def on_one_mesh(where: list[int]) -> Gathering:
-        mesh = meshes[where[0]]
+        mesh: Any = meshes[where[0]]
         alike: Any = tuple([layouts[i] for i in where])
         over = dims_of(alike)
         along = tuple([dims[i] for i in where])
