@@ -55,8 +55,8 @@ from torchzero_clip import (
 SHAPES = {"a.weight": (3, 2), "a.bias": (3,), "b.weight": (2, 3), "b.bias": (2,)}
 
 
-def optimizer(params: Named, *links: Transform) -> Modular:
-    return Modular(list(params.items()), *links)
+def optimizer(params: Named, *links: Transform, compile: bool = False) -> Modular:
+    return Modular(list(params.items()), *links, compile=compile)
 
 
 def one_step(*links: Transform) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -373,10 +373,11 @@ def test_half_precision_is_summed_in_single_precision():
     assert p.item() == -1
 
 
-def test_inside_a_mask_a_window_belongs_to_its_part():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_inside_a_mask_a_window_belongs_to_its_part(compiled):
     params, reference = parameters(SHAPES), parameters(SHAPES)
     inner = Chain(Accumulate(2), ClipNorm(0.5, dim="global"), Momentum(0.9))
-    train(params, optimizer(params, Masked(inner, is_weight), LR(0.1)))
+    train(params, optimizer(params, Masked(inner, is_weight), LR(0.1), compile=compiled))
     weights = {n: p for n, p in reference.items() if n.endswith("weight")}
     others = {n: p for n, p in reference.items() if not n.endswith("weight")}
     train(weights, optimizer(weights, inner, LR(0.1)))
@@ -384,10 +385,11 @@ def test_inside_a_mask_a_window_belongs_to_its_part():
     close(params, reference)
 
 
-def test_two_windows_in_two_branches_do_not_meet():
+@pytest.mark.parametrize("compiled", [False, True])
+def test_two_windows_in_two_branches_do_not_meet(compiled):
     params, reference = parameters(SHAPES), parameters(SHAPES)
     branches = {"weight": Chain(Accumulate(2), Adam()), "other": Chain(Accumulate(3), Momentum())}
-    train(params, optimizer(params, Partition(branches, kind), LR(0.1)))
+    train(params, optimizer(params, Partition(branches, kind), LR(0.1), compile=compiled))
     for label, branch in branches.items():
         part = {n: p for n, p in reference.items() if kind(n, p) == label}
         train(part, optimizer(part, branch, LR(0.1)))

@@ -189,8 +189,8 @@ class Step:
             moves: Whether the step changes the parameters. Gradients that share memory with a
                 parameter are then copied.
         """
-        if self.sessions:
-            self.close()  # stores what earlier buckets keep in other memory
+        for session in self.sessions:
+            session.close()  # stores what earlier buckets keep in other memory
         self.measured.clear()
         rows: list[list[Tensor]] = [group["params"] for group in self.groups]
         if gradient is None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchzero_clip.core import Bucket, NormRule, Step, in_buckets, norms
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.scalars import numbered
+from torchzero_clip.core.traits import Gate
 
 
 class LastStep:
@@ -98,6 +99,12 @@ def too_far(links: Iterable[Link], limit: str) -> list[Link]:
 def _refusal(link: Link, scales: bool) -> str:
     """Return the error message for a rule that `release` does not support, with two remedies."""
     reach = link.transform.reach
+    if isinstance(link.transform, Gate):
+        return (
+            f"release: {link.path} is not supported, because the optimizer from release() sums "
+            f"gradients itself: remove {link.path}, set opt.last_backward = False before the "
+            "first batch of a step, and opt.last_backward = True before its last batch"
+        )
     late = "pass limit='last step', which uses the norm of the previous step"
     if not scales:
         late = "use a transform that only rescales, such as ClipNorm(1.0, dim='global'), with "
