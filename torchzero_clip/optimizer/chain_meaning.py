@@ -217,29 +217,18 @@ def _norms_near_root_n(
 ) -> Iterator[str]:
     """Yield a sentence if a rule probably clips in every step, because elements are near 1."""
     rule = link.transform
-    sizes = [[p.numel() for p in group["params"]] for group in groups]
-    if rule.scope == "global":
-        largest = [sum(map(sum, sizes))] * len(groups)
-    elif rule.scope == "group":
-        largest = list(map(sum, sizes))
-    else:
-        largest = [max(of_group, default=0) for of_group in sizes]
     name = rule.limit_is or "max_norm"
-    if name not in link.keys:
-        n = max(largest, default=0)
-        yield (
-            f"{link.path} clips updates of {unit_entries.path}, whose norms are near √n in every "
-            f"step, here {math.sqrt(n):,.4g} for n={counted(n, 'element')}: a limit below √n clips "
-            "in every step"
-        )
-        return
-    for group, n in zip(groups, largest, strict=True):
-        limit = group[link.keys[name]]
+    whole = sum([p.numel() for group in groups for p in group["params"]])
+    for group in groups:
+        sizes = [p.numel() for p in group["params"]]
+        largest = {None: max(sizes, default=0), "group": sum(sizes), "global": whole}
+        n = largest[rule.scope]
+        limit = group[link.keys[name]] if name in link.keys else 0
         if limit is not None and limit < math.sqrt(n):
             yield (
-                f"{link.path} with {name}={float(limit)} clips in every step, because norms "
-                f"after {unit_entries.path} are near √n, here {math.sqrt(n):,.4g} for "
-                f"n={counted(n, 'element')}: use ClipRMS, which does not depend on n"
+                f"{link.path} clips updates of {unit_entries.path}, whose norms are near √n, here "
+                f"{math.sqrt(n):,.4g} for n={counted(n, 'element')}: a limit below √n clips in "
+                "every step; use ClipRMS for a limit that does not depend on n"
             )
             return
 
