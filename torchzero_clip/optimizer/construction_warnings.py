@@ -68,19 +68,17 @@ def warn_of_construction(optimizer: ChainRunner) -> None:
 # ---------------------------------------------------------------------- the size of updates
 
 
-def _rates_without_effect(optimizer: ChainRunner) -> Iterator[Remark]:
+def _learning_rates(optimizer: ChainRunner) -> Iterator[Remark]:
+    """Yield remarks on learning rates without effect, or on a missing learning rate."""
     if not optimizer._moves_params:
         return
-    for rate, link in Flow().send(optimizer.links).lost:
+    flow = Flow().send(optimizer.links)
+    for rate, link in flow.lost:
         yield Remark(
             f"{rate.path} has no effect, because {link.path} after it normalizes the update",
             f"put {rate.path} after {link.path}. To scale the input of {link.path}, use Scale(...)",
         )
-
-
-def _no_rate(optimizer: ChainRunner) -> Iterator[Remark]:
-    flow = Flow().send(optimizer.links)
-    if not optimizer._moves_params or flow.sized:
+    if flow.sized:
         return
     outside = ""
     more = "Schedulers also need an lr"
@@ -342,8 +340,7 @@ def _number(rule: Any, name: str) -> float:
 
 
 REMARKS: tuple[Callable[[ChainRunner], Iterator[Remark]], ...] = (
-    _rates_without_effect,
-    _no_rate,
+    _learning_rates,
     _misplaced_links,
     _clips_without_effect,
     _odd_limits,
