@@ -276,17 +276,18 @@ def _split_by_decay(groups: Sequence[Mapping[str, Any]], link: Link) -> Iterator
 
 def _clipped_before(optimizer: ChainRunner, rules: Sequence[Link]) -> Iterator[str]:
     """Yield a sentence if other code seems to clip already: the last norm was a round number."""
-    measured = metrics_of(optimizer._records)
-    first = [link for link in optimizer.links if link.transform.leaves != "gradient"][:1]
-    for link in [link for link in rules if link in first]:
-        norm = measured.get(f"{link.path}/norm")
-        sliced = not (link.transform.scope is None or isinstance(link.transform.scope, str))
-        if norm is None or sliced or measure(link.transform.ord) != NAMED["l2"]:
-            return
-        total = float(torch.linalg.vector_norm(norm))
-        limit = float(f"{total:.2g}") if math.isfinite(total) else 0.0
-        if limit and abs(total - limit) <= CLIPPED_NORM_ERROR * limit:
-            yield (
-                f"the global norm of the gradients was {limit} in the last step, so the gradients "
-                f"were probably clipped before {link.path}, for example by your framework"
-            )
+    link = next((x for x in optimizer.links if x.transform.leaves != "gradient"), None)
+    if link is None or link not in rules:
+        return
+    rule = link.transform
+    norm = metrics_of(optimizer._records).get(f"{link.path}/norm")
+    sliced = not (rule.scope is None or isinstance(rule.scope, str))
+    if norm is None or sliced or measure(rule.ord) != NAMED["l2"]:
+        return
+    total = float(torch.linalg.vector_norm(norm))
+    limit = float(f"{total:.2g}") if math.isfinite(total) else 0.0
+    if limit and abs(total - limit) <= CLIPPED_NORM_ERROR * limit:
+        yield (
+            f"the global norm of the gradients was {limit} in the last step, so the gradients "
+            f"were probably clipped before {link.path}, for example by your framework"
+        )
