@@ -116,17 +116,19 @@ class Checkpoint:
     def adapt(self) -> None:
         """Drop the state of roundings that are not in use, and warn if the roundings differ."""
         rounding = self.layout.rounding
-        params = list(self.params())
+        states = [of_param for _, _, of_param in self.params()]
+        saved_keys = {key for of_param in states for key in of_param}
+        saved_keys |= {key for group in self.groups for key in group["chain"]}
         counts = [*ROUNDS] if rounding == "stochastic" else []
         if any([link.narrow for link in self.keys.links]):
             counts += DRAWS
-        in_half_precision = [of_param for _, p, of_param in params if p.dtype in DROPPED]
+        in_half_precision = [of_param for _, p, of_param in self.params() if p.dtype in DROPPED]
         here = rounding if in_half_precision else "nearest"
         saved = "nearest" if any(in_half_precision) else here
-        if any([ROUNDS[1] in group["chain"] for group in self.groups]):
+        if ROUNDS[1] in saved_keys:
             saved = "stochastic"
         for name, kept_form in KEPT.items():
-            if any([kept_form.key in of_param for _, _, of_param in params]):
+            if kept_form.key in saved_keys:
                 saved = name
         for group in self.groups:
             items = group["chain"].items()
