@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.argument_values import equal
+from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.division import layer_of
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norm_rule import NormRule
@@ -104,7 +106,7 @@ class Flow:
 def refuse_step(owner: str, links: Sequence[Link]) -> None:
     """Raise an error for links that define the step if another optimizer makes the step."""
     for link in [link for top in links for link in top.walk() if link.transforms]:
-        live = getattr(link.transform, "live", ())
+        live = link.transform.live
         if link.transform.place in ("step", "end") or "lr" in live:
             reasons = [words for key, words in SET_ELSEWHERE.items() if key in live]
             belongs = "use this transform after LR in a Modular"
@@ -236,13 +238,13 @@ def _norms_near_root_n(
 def _values_of_shared_norms(groups: Sequence[Mapping[str, Any]], link: Link) -> Iterator[str]:
     """Yield a sentence if groups with different hyperparameters share a norm."""
     rule = link.transform
-    groups_of: dict[Any, list[Mapping[str, Any]]] = {}  # for each norm
-    for group in groups:
-        norms = {group.get("norm_group")} if group["params"] else set()
+    groups_of = defaultdict[Any, list[Mapping[str, Any]]](list)  # for each norm
+    for group in [group for group in groups if group["params"] and group.get("clip", True)]:
+        norms = {group.get("norm_group")}
         if rule.scope == "layer":
             norms = set(map(layer_of, group["param_names"]))
-        for norm in norms if group.get("clip", True) else ():
-            groups_of.setdefault(norm, []).append(group)
+        for norm in norms:
+            groups_of[norm].append(group)
     keys = [key for inner in link.walk() for key in inner.keys.values()]
     different = [key for key in keys if any([differs(some, key) for some in groups_of.values()])]
     if not different:
@@ -260,7 +262,7 @@ def _values_of_shared_norms(groups: Sequence[Mapping[str, Any]], link: Link) -> 
 
 def _split_by_decay(groups: Sequence[Mapping[str, Any]], link: Link) -> Iterator[str]:
     """Yield a sentence if two groups with separate norms differ only in their weight decay."""
-    own = {"params", "param_names", "chain", "weight_decay"}
+    own = RESERVED | {"weight_decay"}
     settings = [{k: x for k, x in group.items() if k not in own} for group in groups]
     decays = [group.get("weight_decay") for group in groups]
     for a, b in itertools.combinations(range(len(groups)), 2):
