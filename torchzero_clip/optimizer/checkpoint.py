@@ -117,8 +117,8 @@ class Checkpoint:
         """Drop the state of roundings that are not in use, and warn if the roundings differ."""
         rounding = self.layout.rounding
         states = [of_param for _, _, of_param in self.params()]
-        saved_keys = {key for of_param in states for key in of_param}
-        saved_keys |= {key for group in self.groups for key in group["chain"]}
+        states += [group["chain"] for group in self.groups]
+        saved_keys = set[Any]().union(*states)
         counts = [*ROUNDS] if rounding == "stochastic" else []
         if any([link.narrow for link in self.keys.links]):
             counts += DRAWS
