@@ -283,8 +283,7 @@ def test_explain_counts_norms_and_names_that_of_torch():
 
 def test_explain_knows_how_large_norms_are_behind_adam():
     """√6400 for the largest tensor, √7504 for all."""
-    words = "ClipNorm with max_norm=1.0 clips in every step, because norms after Adam are near √n, "
-    words += "here {} for"
+    words = "ClipNorm clips updates of Adam, whose norms are near √n, here {} for"
     (line,) = explained(Adam(), ClipNorm(1.0, dim="global"), LR(0.1))
     assert line.startswith(words.format("86.63"))
     assert explained(Adam(), ClipNorm(1.0), LR(0.1))[1].startswith(words.format("80"))
@@ -317,8 +316,8 @@ def test_explain_has_the_notes_about_norms_for_every_clipping_rule():
     own, after = explained(Adam(), Own(), LR(0.1))
     assert own == f'Own {one_norm} declare dim as a field of Own, and pass dim="global".'
     assert after == (
-        "Own clips updates of Adam, whose norms are near √n in every step, here 80 for n=6,400 "
-        "elements: a limit below √n clips in every step."
+        "Own clips updates of Adam, whose norms are near √n, here 80 for n=6,400 elements: a limit "
+        "below √n clips in every step; use ClipRMS for a limit that does not depend on n."
     )
     growth, after = explained(Adam(), ClipNormGrowth(), LR(0.1))
     assert growth == f'ClipNormGrowth {one_norm} pass dim="global".'
@@ -327,7 +326,7 @@ def test_explain_has_the_notes_about_norms_for_every_clipping_rule():
     assert explained(Centralize(), Adam(), LR(0.1)) == []
     known, after = explained(Adam(), OwnKnown(), LR(0.1))
     assert known == f'OwnKnown {one_norm} pass dim="global".'
-    assert after.startswith("OwnKnown with share=0.1 clips in every step, because norms after Adam")
+    assert after.startswith("OwnKnown clips updates of Adam, whose norms are near √n")
 
 
 def halves(**values):

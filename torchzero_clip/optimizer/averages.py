@@ -26,6 +26,13 @@ NONE = (
     "this chain has no averaged weights: add a transform that averages weights after LR, such as "
     "WeightEMA(0.999) or ScheduleFree()"
 )
+NO_TRAINING_WEIGHTS = (
+    "train(): the optimizer has no training weights that fit the model. If you changed the dtype "
+    "of the model after eval(), convert the model back, call train(), and then convert it again. "
+    "If you loaded a checkpoint that was saved between eval() and train(), call init_state() and "
+    "eval() of the new optimizer before you load the checkpoint, because "
+    "torch.distributed.checkpoint loads only state that exists before loading"
+)
 
 
 def shown_at_start(links: Sequence[Link]) -> dict[str, int]:
@@ -282,7 +289,7 @@ def train(optimizer: Any, model: Module | None) -> None:
     for averaged_param in averaged_params(optimizer):
         training = optimizer.state[averaged_param.param].get(TRAINING)
         if training is None and not averaged_param.swaps:
-            raise RuntimeError(_no_training_weights(averaged_param))
+            raise RuntimeError(NO_TRAINING_WEIGHTS)
         substitution.expect(averaged_param, training)
     warn_of_gathered("train()", optimizer, model)
     try:
@@ -290,25 +297,6 @@ def train(optimizer: Any, model: Module | None) -> None:
     finally:
         _forget(optimizer)
         reshard(model)
-
-
-def _no_training_weights(averaged_param: AveragedParam) -> str:
-    """Return the error text for a parameter whose training weights `train` cannot find."""
-    param = averaged_param.param
-    weights = averaged_param.weights
-    shows_weights = torch.equal(local(param), weights.to(param.dtype))
-    if averaged_param.in_state and not shows_weights:  # eval() has swapped them
-        return (
-            f"train(): the parameters have dtype {param.dtype}, but eval() was called when they "
-            f"had dtype {weights.dtype}: convert the model to {weights.dtype}, call train(), and "
-            f"then convert the model to {param.dtype}"
-        )
-    return (
-        "train(): the optimizer has no training weights, because the checkpoint was saved "
-        "between eval() and train(), and torch.distributed.checkpoint loads only state that "
-        "exists before loading: call init_state() and eval() of the new optimizer, and then "
-        "load the checkpoint again"
-    )
 
 
 def is_shown(optimizer: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.argument_values import equal
+from torchzero_clip.core.description import RESERVED
 from torchzero_clip.core.division import layer_of
 from torchzero_clip.core.link import Link
 from torchzero_clip.core.norm_rule import NormRule
@@ -104,7 +106,7 @@ class Flow:
 def refuse_step(owner: str, links: Sequence[Link]) -> None:
     """Raise an error for links that define the step if another optimizer makes the step."""
     for link in [link for top in links for link in top.walk() if link.transforms]:
-        live = getattr(link.transform, "live", ())
+        live = link.transform.live
         if link.transform.place in ("step", "end") or "lr" in live:
             reasons = [words for key, words in SET_ELSEWHERE.items() if key in live]
             belongs = "use this transform after LR in a Modular"
@@ -217,29 +219,18 @@ def _norms_near_root_n(
 ) -> Iterator[str]:
     """Yield a sentence if a rule probably clips in every step, because elements are near 1."""
     rule = link.transform
-    sizes = [[p.numel() for p in group["params"]] for group in groups]
-    if rule.scope == "global":
-        largest = [sum(map(sum, sizes))] * len(groups)
-    elif rule.scope == "group":
-        largest = list(map(sum, sizes))
-    else:
-        largest = [max(of_group, default=0) for of_group in sizes]
     name = rule.limit_is or "max_norm"
-    if name not in link.keys:
-        n = max(largest, default=0)
-        yield (
-            f"{link.path} clips updates of {unit_entries.path}, whose norms are near √n in every "
-            f"step, here {math.sqrt(n):,.4g} for n={counted(n, 'element')}: a limit below √n clips "
-            "in every step"
-        )
-        return
-    for group, n in zip(groups, largest, strict=True):
-        limit = group[link.keys[name]]
+    whole = sum([p.numel() for group in groups for p in group["params"]])
+    for group in groups:
+        sizes = [p.numel() for p in group["params"]]
+        largest = {None: max(sizes, default=0), "group": sum(sizes), "global": whole}
+        n = largest[rule.scope]
+        limit = group[link.keys[name]] if name in link.keys else 0
         if limit is not None and limit < math.sqrt(n):
             yield (
-                f"{link.path} with {name}={float(limit)} clips in every step, because norms "
-                f"after {unit_entries.path} are near √n, here {math.sqrt(n):,.4g} for "
-                f"n={counted(n, 'element')}: use ClipRMS, which does not depend on n"
+                f"{link.path} clips updates of {unit_entries.path}, whose norms are near √n, here "
+                f"{math.sqrt(n):,.4g} for n={counted(n, 'element')}: a limit below √n clips in "
+                "every step; use ClipRMS for a limit that does not depend on n"
             )
             return
 
@@ -247,13 +238,13 @@ def _norms_near_root_n(
 def _values_of_shared_norms(groups: Sequence[Mapping[str, Any]], link: Link) -> Iterator[str]:
     """Yield a sentence if groups with different hyperparameters share a norm."""
     rule = link.transform
-    groups_of: dict[Any, list[Mapping[str, Any]]] = {}  # for each norm
-    for group in groups:
-        norms = {group.get("norm_group")} if group["params"] else set()
+    groups_of = defaultdict[Any, list[Mapping[str, Any]]](list)  # for each norm
+    for group in [group for group in groups if group["params"] and group.get("clip", True)]:
+        norms = {group.get("norm_group")}
         if rule.scope == "layer":
             norms = set(map(layer_of, group["param_names"]))
-        for norm in norms if group.get("clip", True) else ():
-            groups_of.setdefault(norm, []).append(group)
+        for norm in norms:
+            groups_of[norm].append(group)
     keys = [key for inner in link.walk() for key in inner.keys.values()]
     different = [key for key in keys if any([differs(some, key) for some in groups_of.values()])]
     if not different:
@@ -271,7 +262,7 @@ def _values_of_shared_norms(groups: Sequence[Mapping[str, Any]], link: Link) -> 
 
 def _split_by_decay(groups: Sequence[Mapping[str, Any]], link: Link) -> Iterator[str]:
     """Yield a sentence if two groups with separate norms differ only in their weight decay."""
-    own = {"params", "param_names", "chain", "weight_decay"}
+    own = RESERVED | {"weight_decay"}
     settings = [{k: x for k, x in group.items() if k not in own} for group in groups]
     decays = [group.get("weight_decay") for group in groups]
     for a, b in itertools.combinations(range(len(groups)), 2):
@@ -287,17 +278,18 @@ def _split_by_decay(groups: Sequence[Mapping[str, Any]], link: Link) -> Iterator
 
 def _clipped_before(optimizer: ChainRunner, rules: Sequence[Link]) -> Iterator[str]:
     """Yield a sentence if other code seems to clip already: the last norm was a round number."""
-    measured = metrics_of(optimizer._records)
-    first = [link for link in optimizer.links if link.transform.leaves != "gradient"][:1]
-    for link in [link for link in rules if link in first]:
-        norm = measured.get(f"{link.path}/norm")
-        sliced = not (link.transform.scope is None or isinstance(link.transform.scope, str))
-        if norm is None or sliced or measure(link.transform.ord) != NAMED["l2"]:
-            return
-        total = float(torch.linalg.vector_norm(norm))
-        limit = float(f"{total:.2g}") if math.isfinite(total) else 0.0
-        if limit and abs(total - limit) <= CLIPPED_NORM_ERROR * limit:
-            yield (
-                f"the global norm of the gradients was {limit} in the last step, so the gradients "
-                f"were probably clipped before {link.path}, for example by your framework"
-            )
+    link = next((x for x in optimizer.links if x.transform.leaves != "gradient"), None)
+    if link is None or link not in rules:
+        return
+    rule = link.transform
+    norm = metrics_of(optimizer._records).get(f"{link.path}/norm")
+    sliced = not (rule.scope is None or isinstance(rule.scope, str))
+    if norm is None or sliced or measure(rule.ord) != NAMED["l2"]:
+        return
+    total = float(torch.linalg.vector_norm(norm))
+    limit = float(f"{total:.2g}") if math.isfinite(total) else 0.0
+    if limit and abs(total - limit) <= CLIPPED_NORM_ERROR * limit:
+        yield (
+            f"the global norm of the gradients was {limit} in the last step, so the gradients "
+            f"were probably clipped before {link.path}, for example by your framework"
+        )

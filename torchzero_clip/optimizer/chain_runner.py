@@ -326,8 +326,7 @@ class ChainRunner(Optimizer):
         for p in group["params"]:
             self.engine.check(p.device)
         refuse_nameless(self.keys.links, group, self._how_to_name)
-        index = len(self.param_groups) - 1
-        norm_groups.check_tags(index, group, self.process_group)
+        norm_groups.check_tags(len(self.param_groups) - 1, group, self.process_group)
 
     # ------------------------------------------------------------------ saving and loading
 
@@ -357,8 +356,11 @@ class ChainRunner(Optimizer):
         self.engine.forget("load_state_dict()")
 
     def __repr__(self) -> str:
-        options = [(name, getattr(self, name), default) for name, default in self._options.items()]
-        changed = [f"{name}={value!r}" for name, value, default in options if value != default]
+        changed = [
+            f"{name}={getattr(self, name)!r}"
+            for name, default in self._options.items()
+            if getattr(self, name) != default
+        ]
         lines = [f"{type(self).__name__}({', '.join([*map(repr, self.chain), *changed])})"]
         for i, group in enumerate(self.param_groups):
             shown = {key: value for key, value in group.items() if key not in RESERVED}

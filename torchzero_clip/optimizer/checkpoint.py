@@ -15,6 +15,7 @@ from torchzero_clip.core.sharding.layout import in_shards, layout_of, local
 from torchzero_clip.core.stacks import batches, in_order
 from torchzero_clip.core.state import share_vectors
 from torchzero_clip.core.step import Groups
+from torchzero_clip.core.torch_private import tree_map_only
 from torchzero_clip.core.user_warnings import warn
 from torchzero_clip.optimizer import norm_groups
 from torchzero_clip.optimizer.fingerprint import fingerprint, marks
@@ -55,14 +56,13 @@ class Checkpoint:
         self.state = {
             i: halves_as_integers(of_param) for i, of_param in state_dict["state"].items()
         }
-        self.groups = [
-            norm_groups.with_own_settings(theirs, here)
-            for theirs, here in zip(state_dict["param_groups"], param_groups, strict=True)
-        ]
-        for group, here in zip(self.groups, param_groups, strict=True):
+        self.groups: list[dict[str, Any]] = []
+        for theirs, here in zip(state_dict["param_groups"], param_groups, strict=True):
+            group = norm_groups.with_own_settings(theirs, here)
             known = {keys.aliases.get(key, key) for key in group}
             missing = [key for key in keys.defaults if key in here and key not in known]
             group.update({key: here[key] for key in missing})
+            self.groups.append(group)
 
     def params(self) -> Iterator[tuple[Any, Tensor, Mapping[str, Any]]]:
         """Yield every parameter, with the parameter's index and state in the checkpoint."""
@@ -116,17 +116,19 @@ class Checkpoint:
     def adapt(self) -> None:
         """Drop the state of roundings that are not in use, and warn if the roundings differ."""
         rounding = self.layout.rounding
-        params = list(self.params())
+        states = [of_param for _, _, of_param in self.params()]
+        states += [group["chain"] for group in self.groups]
+        saved_keys = set[Any]().union(*states)
         counts = [*ROUNDS] if rounding == "stochastic" else []
         if any([link.narrow for link in self.keys.links]):
             counts += DRAWS
-        in_half_precision = [of_param for _, p, of_param in params if p.dtype in DROPPED]
+        in_half_precision = [of_param for _, p, of_param in self.params() if p.dtype in DROPPED]
         here = rounding if in_half_precision else "nearest"
         saved = "nearest" if any(in_half_precision) else here
-        if any([ROUNDS[1] in group["chain"] for group in self.groups]):
+        if ROUNDS[1] in saved_keys:
             saved = "stochastic"
         for name, kept_form in KEPT.items():
-            if any([kept_form.key in of_param for _, _, of_param in params]):
+            if kept_form.key in saved_keys:
                 saved = name
         for group in self.groups:
             items = group["chain"].items()
@@ -162,14 +164,14 @@ class Checkpoint:
             if index not in self.state:
                 continue
             known = self.layout.of_parameter(p)
-            values = [(key, value, known.get(key)) for key, value in of_param.items()]
-            values = [row for row in values if row[2] is not None or row[0] not in ROUNDING]
-            state[p] = {key: _loaded(key, value, p, entry) for key, value, entry in values}
+            kept = [key for key in of_param if key in known or key not in ROUNDING]
+            state[p] = {key: _loaded(key, of_param[key], p, known.get(key)) for key in kept}
             if self.splits and Kahan.key in of_param:
                 lost = local(in_shards(of_param[Kahan.key], layout_of(p))).to(p.device)
                 split(p, local(p).detach().float().add(lost), state[p])
-            for key, _, entry in values:
-                where = () if entry and entry.kinds is STATISTICS else (p.dtype, group_of[p])
+            for key in kept:
+                is_statistic = key in known and known[key].kinds is STATISTICS
+                where = () if is_statistic else (p.dtype, group_of[p])
                 sharing.setdefault((key, p.device, *where), []).append(state[p])
         for (key, *_), states in sharing.items():
             share_vectors(states, [key])
@@ -226,14 +228,15 @@ def check_form(state_dict: Any, param_groups: Groups) -> None:
         if odd := [key for key in group if not isinstance(key, str)]:
             raise ValueError(f"the keys of group {g} of the checkpoint must be strings, got {odd}")
         _check_kind(f"'params' of group {g}", group.get("params", ()), (list, tuple), "a list")
+    params = [group.get("params", ()) for group in groups]
     ours = [len(group["params"]) for group in param_groups]
-    theirs = [len(group.get("params", ())) for group in groups]
+    theirs = list(map(len, params))
     if ours != theirs:
         raise ValueError(
             f"the checkpoint has parameter groups of sizes {theirs}, but this optimizer has groups "
             f"of sizes {ours}"
         )
-    indexes = [index for group in groups for index in group.get("params", ())]
+    indexes = [index for of_group in params for index in of_group]
     if not all([isinstance(index, (int, str)) for index in indexes]):
         raise ValueError(
             f"'params' in the checkpoint must be lists of integers or names, got {indexes}"
@@ -288,22 +291,13 @@ def _check_kind(label: str, value: Any, kind: Any, words: str) -> None:
 def _loaded(key: str, value: Any, p: Tensor, entry: Entry | None) -> Any:
     """Return a value of a checkpoint on the device and in the dtype of this optimizer."""
     if entry is None:  # the key is a user's
-        return value if key == "step" else _moved(value, p.device)
+        if key == "step":
+            return value
+        return tree_map_only(Tensor, lambda t: t.to(p.device), value)
     if isinstance(value, Tensor):
         t = in_shards(value, layout_of(entry.example))
         return t.to(p.device, t.dtype if entry.kinds is STATISTICS else entry.example.dtype)
     return value if entry.is_number(key) else torch.full_like(entry.example, value, device=p.device)
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    """Return a value under a user's key, with its tensors on a device."""
-    if isinstance(value, Tensor):
-        return value.to(device=device)
-    if type(value) is dict:
-        return {key: _moved(inner, device) for key, inner in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)([_moved(inner, device) for inner in value])
-    return value
 
 
 def _are_nan(values: Sequence[Any]) -> list[bool]:

@@ -68,19 +68,17 @@ def warn_of_construction(optimizer: ChainRunner) -> None:
 # ---------------------------------------------------------------------- the size of updates
 
 
-def _rates_without_effect(optimizer: ChainRunner) -> Iterator[Remark]:
+def _learning_rates(optimizer: ChainRunner) -> Iterator[Remark]:
+    """Yield remarks on learning rates without effect, or on a missing learning rate."""
     if not optimizer._moves_params:
         return
-    for rate, link in Flow().send(optimizer.links).lost:
+    flow = Flow().send(optimizer.links)
+    for rate, link in flow.lost:
         yield Remark(
             f"{rate.path} has no effect, because {link.path} after it normalizes the update",
             f"put {rate.path} after {link.path}. To scale the input of {link.path}, use Scale(...)",
         )
-
-
-def _no_rate(optimizer: ChainRunner) -> Iterator[Remark]:
-    flow = Flow().send(optimizer.links)
-    if not optimizer._moves_params or flow.sized:
+    if flow.sized:
         return
     outside = ""
     more = "Schedulers also need an lr"
@@ -315,7 +313,8 @@ def _check_name_patterns(optimizer: ChainRunner) -> None:
             if not isinstance(option, Mapping):
                 continue
             part = without_match(option, names)
-            if part is None or _is_complete(option, names):
+            # a dict of all names, as from `matrices_and_rest`, may have names that are not trained
+            if part is None or option.keys() >= set(names):
                 continue
             remedy = "pass model.named_parameters() to the optimizer"
             if any(names):
@@ -323,14 +322,6 @@ def _check_name_patterns(optimizer: ChainRunner) -> None:
                 remedy = f"the nearest is {near[0]!r}"
             where = f"{part!r} in {name_of_field}"
             raise ValueError(f"{link.path}: {where} matches no parameter: {remedy}")
-
-
-def _is_complete(option: Mapping[str, Any], names: Sequence[str]) -> bool:
-    """Return whether a dict has the name of every parameter, as from `matrices_and_rest`.
-
-    Such a dict may also have names of parameters that the optimizer does not train.
-    """
-    return all([name in option for name in names])
 
 
 def _number(rule: Any, name: str) -> float:
@@ -342,8 +333,7 @@ def _number(rule: Any, name: str) -> float:
 
 
 REMARKS: tuple[Callable[[ChainRunner], Iterator[Remark]], ...] = (
-    _rates_without_effect,
-    _no_rate,
+    _learning_rates,
     _misplaced_links,
     _clips_without_effect,
     _odd_limits,

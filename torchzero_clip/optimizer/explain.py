@@ -393,24 +393,20 @@ def _tails(optimizer: ChainRunner, operators: set[str]) -> Iterator[str]:
 
 def _owners(optimizer: ChainRunner) -> Iterator[str]:
     """Yield a line for each link with sharded matrices: they have owners, or are gathered."""
-    matrices = [p for p in params_of(optimizer) if p.dim() > 1]
-    layouts = [layout for p in matrices if (layout := layout_of(p)) is not None and layout.split]
-    ranks = [len(route(layout)[1]) for layout in layouts]
+    layouts = [layout_of(p) for p in params_of(optimizer) if p.dim() > 1]
+    ranks = [len(route(layout)[1]) for layout in layouts if layout is not None and layout.split]
+    parts = []
+    if owned := [n for n in ranks if n]:
+        among = " or ".join([counted(n, "rank") for n in sorted(set(owned))])
+        parts.append(f"{_sharded(len(owned))} with an owner among {among}")
+    if gathered := ranks.count(0):
+        why = "because their ranks share no process group"
+        parts.append(f"{_sharded(gathered)} gathered on every rank, {why}")
     for link in optimizer.keys.links:
         operations = getattr(type(link.transform), "operations", TensorwiseTransform.operations)
         keeps = getattr(link.transform, "keeps_matrices", False)
-        if not layouts or not (keeps or operations is not TensorwiseTransform.operations):
-            continue
-        owned = [n for n in ranks if n]
-        gathered = ranks.count(0)
-        parts = []
-        if owned:
-            among = " or ".join([counted(n, "rank") for n in sorted(set(owned))])
-            parts.append(f"{_sharded(len(owned))} with an owner among {among}")
-        if gathered:
-            why = "because their ranks share no process group"
-            parts.append(f"{_sharded(gathered)} gathered on every rank, {why}")
-        yield f"{link.path}: {'; '.join(parts)}"
+        if parts and (keeps or operations is not TensorwiseTransform.operations):
+            yield f"{link.path}: {'; '.join(parts)}"
 
 
 def _sharded(count: int) -> str:

@@ -22,14 +22,12 @@ def fingerprint(links: Sequence[Link]) -> list[int]:
     Arguments with their default value are ignored, so a later release can add arguments.
     """
     names = [f"{link.path}:{type(link.transform).__name__}" for link in links]
-    arguments = [
-        (link.path, name, value)
+    fixed = [
+        f"{link.path}/{name}={value!r}"
         for link in links
         for name, value in _fixed_arguments(link.transform).items()
     ]
-    arguments.sort(key=lambda argument: argument[:2])
-    fixed = [f"{path}/{name}={value!r}" for path, name, value in arguments]
-    return [zlib.crc32("\n".join(lines).encode()) for lines in (names, fixed)]
+    return [zlib.crc32("\n".join(lines).encode()) for lines in (names, sorted(fixed))]
 
 
 def shared_start(links: Sequence[Link], params: Any, shared: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,9 +46,9 @@ class Bound(NamedTuple):
             return False
         if self.power == math.inf:  # the root mean square is no larger than the largest entry
             return other.power == math.inf or math.isnan(other.power)
-        if math.isnan(self.power) or math.isnan(other.power):
-            same = math.isnan(self.power) and math.isnan(other.power)
-            return same and self.scope == other.scope
+        if math.isnan(self.power) and math.isnan(other.power):
+            return self.scope == other.scope
+        # False if one of the two powers is NaN
         return other.power >= self.power and _is_part(other.scope, self.scope)
 
 
@@ -64,13 +64,14 @@ def idle_clips(
     before: list[Bound | None] = [None] * len(groups)
     for link in links:
         here = [_bound(link, group) for group in groups]
-        pairs = [
-            (x, y) for x, y in zip(before, here, strict=True) if x is not None and y is not None
+        idle = [
+            (y.limit, x)
+            for x, y in zip(before, here, strict=True)
+            if x is not None and y is not None and not y.exact and x.implies(y)
         ]
-        known = bool(pairs) and len(pairs) == len(groups)
-        if known and all([not y.exact and x.implies(y) for x, y in pairs]):
-            tighter, idle = pairs[0]
-            yield link, idle.limit, tighter
+        if idle and len(idle) == len(groups):
+            limit, tighter = idle[0]
+            yield link, limit, tighter
         else:
             before = here
 

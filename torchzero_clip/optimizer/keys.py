@@ -64,20 +64,21 @@ class GroupKeys:
         for link in self._all_links:
             for name in link.transform.live:
                 self.owners.setdefault(name, []).append(link)
-        for name, links_ in self.owners.items():
-            if name == "lr" and len(links_) > 1:
+        for name, owners in self.owners.items():
+            if name == "lr" and len(owners) > 1:
                 raise ValueError(
-                    "only one transform may have an lr, got "
-                    f"{[link.path for link in links_]}: to use several learning rates, create "
-                    "parameter groups, or put Scale(factor) into branches"
+                    f"only one transform may have an lr, got {[link.path for link in owners]}: to "
+                    "use several learning rates, create parameter groups, or put Scale(factor) "
+                    "into branches"
                 )
-            for link in links_:
+            if len(owners) > 1:
+                self.ambiguous[name] = [f"{link.path}/{name}" for link in owners]
+            for link in owners:
                 qualified = f"{link.path}/{name}"
-                key = name if len(links_) == 1 else qualified
-                link.keys[name] = self.aliases[qualified] = key
+                key = qualified if name in self.ambiguous else name
+                link.keys[name] = key
+                self.aliases[qualified] = key
                 self.defaults[key] = getattr(link.transform, name)
-            if len(links_) > 1:
-                self.ambiguous[name] = [f"{link.path}/{name}" for link in links_]
         for link in self.links:
             self._follow_reads(link, link.transform)
 
@@ -96,13 +97,13 @@ class GroupKeys:
             )
         for key in [k for k in group if k not in (*RESERVED, *ON_NORMS, *self.defaults)]:
             if key in self.aliases:
-                if self.aliases[key] in group and not later:
-                    short = self.aliases[key]
+                short = self.aliases[key]
+                if short in group and not later:
                     raise ValueError(
                         f"a parameter group must not have both {key!r} and {short!r}, which "
                         "are two names of the same hyperparameter"
                     )
-                group[self.aliases[key]] = group.pop(key)
+                group[short] = group.pop(key)
             elif key not in SCHEDULER_KEYS:
                 self.refuse(key, group[key])
         norm_groups.check(group)
@@ -172,7 +173,7 @@ class GroupKeys:
                 f"have this hyperparameter: use one of {self.ambiguous[key]}"
             )
         if key in WELL_KNOWN:
-            if value is None or value is False or (isinstance(value, numbers.Real) and value == 0):
+            if value is None or (isinstance(value, numbers.Real) and value == 0):
                 return
             for link in self.links:
                 rule = link.transform
@@ -308,12 +309,10 @@ def _distance(a: str, b: str, most: int = MOST_EDITS) -> int:
 
     A swap of neighbors counts as one edit.
     """
-    if a == b:
-        return 0
+    if a and b and a[0] == b[0]:
+        return _distance(a[1:], b[1:], most)
     if not (a and b and most):
         return min(len(a) + len(b), most + 1)
-    if a[0] == b[0]:
-        return _distance(a[1:], b[1:], most)
     ways = [(a[1:], b[1:]), (a[1:], b), (a, b[1:])]
     if a[:2] == b[1::-1]:
         ways.append((a[2:], b[2:]))

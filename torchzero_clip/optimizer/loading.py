@@ -101,21 +101,22 @@ def warn_of_values(
         keys: The keys of its hyperparameters.
         scheduled: The keys whose values a schedule changes. The function ignores them.
     """
+    loaded_groups = [dict(group) for group in theirs]
+    for group in loaded_groups:
+        keys.tidy(group, later=True)
     changes: dict[str, str] = {}
-    for g, (group, here) in enumerate(zip(theirs, ours, strict=True)):
-        loaded = dict(group)
-        keys.tidy(loaded, later=True)
-        for key in keys.defaults.keys() - scheduled - changes.keys():
+    for key in [key for key in keys.defaults if key not in scheduled]:
+        for g, (loaded, here) in enumerate(zip(loaded_groups, ours, strict=True)):
             if not _is_same_setting(key, loaded, here):
                 new = _readable(loaded[key])
                 old = _readable(here[key])
                 change = f"{key}: {new} from the checkpoint replaces {old}"
                 changes[key] = f"group {g}: {change}" if g else change
-    names = [key for key in keys.defaults if key in changes]
-    if names:
+                break
+    if changes:
         warn(
-            f"{'; '.join([changes[key] for key in names])}. To keep the values of this optimizer, "
-            f"call load_state_dict(state_dict, keep={tuple(names)})",
+            f"{'; '.join(changes.values())}. To keep the values of this optimizer, "
+            f"call load_state_dict(state_dict, keep={tuple(changes)})",
         )
 
 

@@ -21,11 +21,8 @@ def check(group: Mapping[str, Any]) -> None:
     named = group.get("norm_group")
     if not isinstance(clip, bool):
         raise TypeError(f"the key 'clip' of a parameter group must be True or False, got {clip!r}")
-    if named is not None and not _is_name(named):
-        raise TypeError(
-            "the key 'norm_group' of a parameter group must be a string without / and @, such as "
-            f"'head', got {named!r}"
-        )
+    if named is not None:
+        _check_name("the key 'norm_group' of a parameter group", named)
 
 
 def check_tags(g: int, group: Mapping[str, Any], process_group: Any) -> None:
@@ -34,11 +31,7 @@ def check_tags(g: int, group: Mapping[str, Any], process_group: Any) -> None:
         tag = getattr(p, TAG, None)
         if not tag:
             continue
-        if not _is_name(tag):
-            raise TypeError(
-                f"{label(g, group, place)}: its attribute {TAG} must be a string without / and "
-                f"@, such as 'head', got {tag!r}"
-            )
+        _check_name(f"{label(g, group, place)}: its attribute {TAG}", tag)
         if process_group is not None:
             raise ValueError(
                 f"the attribute {TAG} of parameters is not supported with process_group: put these "
@@ -47,9 +40,10 @@ def check_tags(g: int, group: Mapping[str, Any], process_group: Any) -> None:
             )
 
 
-def _is_name(named: Any) -> bool:
-    """Return whether a value may be the name of a norm group. State keys contain such names."""
-    return isinstance(named, str) and bool(named) and not set("/@") & set(named)
+def _check_name(what: str, named: Any) -> None:
+    """Raise an error unless a value may be the name of a norm group. State keys contain it."""
+    if not isinstance(named, str) or not named or set("/@") & set(named):
+        raise TypeError(f"{what} must be a string without / and @, such as 'head', got {named!r}")
 
 
 def with_own_settings(theirs: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -108,8 +107,8 @@ def safe_to_save(optimizer: Any, steps: int, more: Mapping[Any, Any]) -> bool:
     flags = [x >= steps for key, x in tensors if key in guards]
     numbers = [x for key, x in tensors if key not in guards]
     flags += [torch.isfinite(largest(batch)).all() for batch in _batches_of(numbers)]
-    for p in filter(partial(is_exact, optimizer), params_of(optimizer)):
-        flags.append(weights_of(optimizer, p).isfinite().all())  # in float32, one at a time
+    exact = [p for p in params_of(optimizer) if is_exact(optimizer, p)]
+    flags += [weights_of(optimizer, p).isfinite().all() for p in exact]  # one copy at a time
     safe = torch.tensor(True)
     if flags:
         safe = torch.stack([flag.to(flags[0].device) for flag in flags]).all()
