@@ -80,7 +80,7 @@ class Clipper(ChainRunner):
         """
         loss = None if closure is None else evaluate(closure)
         step = self._given(loss)
-        self._records = step.engine.step(step, self._through)
+        self._records = self._run(step)
         total: Tensor = self._records.pop(TOTAL_NORM).clone()  # the next step may reuse its memory
         return total if closure is None else loss
 

@@ -71,7 +71,7 @@ class AfterStep(ChainRunner):
     def look(self) -> None:
         """Update the averages with the weights of all parameters that have a gradient."""
         step = self._given(None)
-        self._records = step.engine.step(step, self._through)
+        self._records = self._run(step)
 
     def _start(self, step: Step) -> list[Bucket]:
         """Return buckets with an update of zero."""

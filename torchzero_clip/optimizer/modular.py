@@ -113,7 +113,7 @@ class Modular(ChainRunner):
         """Send the gradients through the chain and move the parameters."""
         loss = None if closure is None else evaluate(closure)
         step = self._given(loss)
-        self._records = step.engine.step(step, self._through)  # the engine may replay a step
+        self._records = self._run(step)
         return loss
 
     def _start(self, step: Step) -> list[Bucket]:
