@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
 
 import torch
-
-R = TypeVar("R")
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 """The types of devices on which autocast may be enabled."""
 
 
-def without_autocast(function: Callable[..., R], *args: Any) -> R:
-    """Return function(*args), computed with autocast disabled.
+def without_autocast() -> AbstractContextManager[Any]:
+    """Return a context in which autocast is disabled.
 
     Closures and hooks may run a step inside of `torch.autocast`. The inputs of its matrix products
     are float32, and autocast would convert them to half precision.
     """
-    for device in DEVICES:
-        if torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):
-                return without_autocast(function, *args)
-    return function(*args)
+    enabled = [device for device in DEVICES if torch.is_autocast_enabled(device)]
+    if not enabled:
+        return nullcontext()
+    stack = ExitStack()
+    for device in enabled:
+        stack.enter_context(torch.autocast(device, enabled=False))
+    return stack

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torchzero_clip.core.argument_values import got, is_row
-from torchzero_clip.core.autocast import without_autocast
 from torchzero_clip.core.bucket import Bucket, in_buckets
 from torchzero_clip.core.chain import Chain, bind, pass_over, prepare, send
 from torchzero_clip.core.cohort import Roster
@@ -131,10 +130,6 @@ class ChainRunner(Optimizer):
             self._make_state(self.place.of, "step()")
         own_loss = None if loss is None else one_number(loss)
         return self._begin("step()", self._reported.pop("loss", own_loss))
-
-    def _run(self, step: Step) -> Records:
-        """Run a step with the engine, which may replay an earlier step."""
-        return without_autocast(step.engine.step, step, self._through)
 
     def _through(self, step: Step) -> Records:
         """Send the gradients of a step through the chain."""

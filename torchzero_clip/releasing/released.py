@@ -165,7 +165,8 @@ class Released(Modular):
         step.drawn = progress.drawn
         step.rounding = self._rounds
         step.place = self.place
-        record = without_autocast(self._through, step)
+        with without_autocast():
+            record = self._through(step)
         self.place.drop(p)
         progress.drawn = step.drawn
         progress.leave(index, place, p, record)
