@@ -20,6 +20,8 @@ def without_autocast() -> AbstractContextManager[Any]:
     enabled = [device for device in DEVICES if torch.is_autocast_enabled(device)]
     if not enabled:
         return nullcontext()
+    if len(enabled) == 1:  # torch.compile cannot trace an ExitStack
+        return torch.autocast(enabled[0], enabled=False)
     stack = ExitStack()
     for device in enabled:
         stack.enter_context(torch.autocast(device, enabled=False))
