@@ -61,7 +61,9 @@ def clip_grad_norm_(
 
     Returns:
         The norm before clipping, a 0-dim tensor with the device and the dtype of the gradients. If
-        one mesh shards all gradients and there is no `process_group`, the norm is a DTensor, as in
+        this dtype cannot represent the norm, the returned norm is infinite, but the gradients are
+        still clipped by the exact norm. For example, float16 represents norms up to 65504. If one
+        mesh shards all gradients and there is no `process_group`, the norm is a DTensor, as in
         torch. But every rank has the whole norm.
 
     Example:
@@ -162,7 +164,8 @@ def clip_grads_with_norm_(
         parameters: A parameter, or an iterable of parameters.
         max_norm: The largest norm allowed.
         total_norm: The norm that `get_total_norm` returned. If this norm is within the limit, the
-            gradients stay bitwise identical.
+            gradients stay bitwise identical. If this norm is infinite, finite gradients become
+            zeros, as in torch.
         foreach: Ignored. torch's function has this argument; here there is one implementation.
         grad: The place of gradients that are not in `.grad`: the name of an attribute such as
             "main_grad", or a function, as for `Modular`.

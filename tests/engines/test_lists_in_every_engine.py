@@ -163,13 +163,15 @@ class ReturnsItself(Transform):
 
     def update(self, u: TensorList, state: State, group: Group) -> TensorList:
         for kind in ("computed", "read", "update"):
+            formula = IN_PLACE[self.name_of_call]
+            # computed before the call, from copies, so that the call cannot change them
+            values = [fresh(some) for some in KINDS[kind](fresh(u), state, group)]
+            operands = fresh(values[1])
+            expected = formula(*values)
             x, y = KINDS[kind](u.borrow(), state, group)
-            made = IN_PLACE[self.name_of_call](x, y)
-            values, formula = fresh(u), IN_PLACE[self.name_of_call]
-            expected = formula(*[fresh(some) for some in KINDS[kind](values, state, group)])
+            made = formula(x, y)
             if made is not x:
                 self.problems.append(f"{self.name_of_call} of {kind} returns another list")
-            operands = KINDS[kind](values, state, group)[1]
             for what, some, others in (("result", made, expected), ("operand", y, operands)):
                 pairs = zip(some.tensors, others.tensors, strict=True)
                 if not all([torch.allclose(a, b, equal_nan=True) for a, b in pairs]):

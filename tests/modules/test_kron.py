@@ -475,3 +475,18 @@ def test_the_plan_and_the_file():
     assert "refreshed in the first step and every 9 steps, at different steps" in rare.explain()
     with pytest.raises(SourceError, match="Kron"):
         opt.to_source()
+
+
+def test_the_default_dtype_does_not_round_the_first_factors():
+    factors = []
+    for dtype in (torch.float32, torch.bfloat16):
+        params = model(torch.float32, {"matrix": (4, 3), "bias": (5,)})
+        opt = Modular(params.values(), Kron(initial=0.3), LR(0.1))
+        give(params, 0)
+        torch.set_default_dtype(dtype)
+        try:
+            opt.init_state()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        factors.append([held(opt, p) for p in params.values()])
+    torch.testing.assert_close(factors[1], factors[0], rtol=0, atol=0)

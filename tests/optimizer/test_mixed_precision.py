@@ -24,9 +24,11 @@ from torchzero_clip import (
     EMARatio,
     Guard,
     Modular,
+    Orthogonalize,
     WeightDecay,
     ZClip,
     attach,
+    release,
     to_floats,
 )
 
@@ -299,6 +301,42 @@ def test_parameters_of_half_precision_have_statistics_of_single_precision(dtype)
     mean = handle.state[p]["AdaptiveClip/mean"]
     assert mean.dtype == torch.float32
     assert mean.item() == pytest.approx(2 - 0.999**400, rel=1e-3)  # in bfloat16 it stalls at 1
+
+
+# ---------------------------------------------------------------------- steps inside of autocast
+
+
+def attached_sgd(params: list[Parameter]) -> Any:
+    opt = torch.optim.SGD(params, lr=0.1)
+    attach(opt, Orthogonalize())
+    return opt
+
+
+INSIDE: dict[str, Callable[[list[Parameter]], Any]] = {
+    "default": lambda params: Modular(params, Orthogonalize(), LR(0.1)),
+    "compile": lambda params: Modular(params, Orthogonalize(), LR(0.1), compile=True),
+    "attach": attached_sgd,
+    "release": lambda params: release(params, Orthogonalize(), LR(0.1)),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_step_inside_of_autocast_is_computed_in_float32(name):
+    """Without care, autocast rounds the factors of matrix products."""
+    start = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    ends = []
+    for inside in (False, True):
+        p = Parameter(start.clone())
+        opt = INSIDE[name]([p])
+        for _ in range(3):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+                (p * start).sum().backward()
+                opt.step()
+                assert torch.is_autocast_enabled("cpu") == inside
+            opt.zero_grad()
+        ends.append(p.detach())
+    assert not ends[0].equal(start)
+    same(ends[0], ends[1])
 
 
 # ---------------------------------------------------------------------- gradients of another dtype

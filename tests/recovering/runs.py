@@ -124,7 +124,7 @@ class Run:
     def all(self) -> dict[str, Any]:
         """Everything that a run goes on from."""
         return {
-            "model": self.model.state_dict(),
+            "model": copy.deepcopy(self.model.state_dict()),
             "opt": copy.deepcopy(self.opt.state_dict()),
             "schedules": [each.state_dict() for each in self.schedules],
             "torch": torch.get_rng_state(),

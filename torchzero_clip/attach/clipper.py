@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core import Bucket, Step, Transform, Units, in_buckets
+from torchzero_clip.core.autocast import without_autocast
 from torchzero_clip.core.engine import Records
 from torchzero_clip.core.gradients import Where
 from torchzero_clip.core.norms import NAMED
@@ -80,7 +81,8 @@ class Clipper(ChainRunner):
         """
         loss = None if closure is None else evaluate(closure)
         step = self._given(loss)
-        self._records = step.engine.step(step, self._through)
+        with without_autocast():
+            self._records = step.engine.step(step, self._through)
         total: Tensor = self._records.pop(TOTAL_NORM).clone()  # the next step may reuse its memory
         return total if closure is None else loss
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.autocast import without_autocast
 from torchzero_clip.core.bucket import Bucket, in_buckets
 from torchzero_clip.core.description import ON_NORMS
 from torchzero_clip.core.gradients import Where
@@ -71,7 +72,8 @@ class AfterStep(ChainRunner):
     def look(self) -> None:
         """Update the averages with the weights of all parameters that have a gradient."""
         step = self._given(None)
-        self._records = step.engine.step(step, self._through)
+        with without_autocast():
+            self._records = step.engine.step(step, self._through)
 
     def _start(self, step: Step) -> list[Bucket]:
         """Return buckets with an update of zero."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import Never
 
+from torchzero_clip.core.autocast import without_autocast
 from torchzero_clip.core.bucket import Bucket, in_buckets
 from torchzero_clip.core.chain import end
 from torchzero_clip.core.gradients import Where
@@ -113,7 +114,8 @@ class Modular(ChainRunner):
         """Send the gradients through the chain and move the parameters."""
         loss = None if closure is None else evaluate(closure)
         step = self._given(loss)
-        self._records = step.engine.step(step, self._through)  # the engine may replay a step
+        with without_autocast():
+            self._records = step.engine.step(step, self._through)  # the engine may replay a step
         return loss
 
     def _start(self, step: Step) -> list[Bucket]:

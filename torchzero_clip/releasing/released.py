@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchzero_clip.core import Chain, Step, Transform
+from torchzero_clip.core.autocast import without_autocast
 from torchzero_clip.core.cohort import Roster, label
 from torchzero_clip.core.formats.stochastic import DRAWS, ROUNDS, prepare_draws
 from torchzero_clip.core.step import evaluate
@@ -164,7 +165,8 @@ class Released(Modular):
         step.drawn = progress.drawn
         step.rounding = self._rounds
         step.place = self.place
-        record = self._through(step)
+        with without_autocast():
+            record = self._through(step)
         self.place.drop(p)
         progress.drawn = step.drawn
         progress.leave(index, place, p, record)

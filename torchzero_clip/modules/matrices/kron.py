@@ -87,10 +87,10 @@ class Kron(TensorwiseTransform):
     def init_matrix(self, rows: int, columns: int) -> MatrixState:
         state = {"step": torch.zeros(1), "exp_avg": torch.zeros(rows, columns)}
         if columns == 1:  # a vector, because matrices with one column are treated as one row
-            return {**state, "left": torch.full((rows,), self.initial)}
+            return {**state, "left": torch.full((rows,), self.initial, dtype=torch.float32)}
         for side, n, other in (("left", rows, columns), ("right", columns, rows)):
             one = torch.ones(n) if whitening.is_diagonal(self, side, n, other) else torch.eye(n)
-            state[side] = one * self.initial**0.5
+            state[side] = one.float() * self.initial**0.5  # the default dtype may be bfloat16
         return state
 
     def observe_matrix(self, u: Tensor, state: MatrixState, group: Group) -> MatrixState:
