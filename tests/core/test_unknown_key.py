@@ -147,6 +147,16 @@ def test_a_name_that_its_group_has_is_another_ones_error(engine: dict[str, Any])
     assert caught.value.args == ("gain",)
 
 
+class OtherTable(Transform):
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(TABLE["depth 3"])
+
+
+def test_the_error_mentions_that_the_key_may_be_from_another_dict() -> None:
+    with pytest.raises(KeyError, match=r"the key 'depth 3' is .* from another dict, this dict"):
+        step(OtherTable())
+
+
 def test_an_attribute_without_annotation_is_no_argument_and_the_error_says_so() -> None:
     words = (
         r"UnannotatedGain: there is no argument 'gain': the class attribute gain needs an "

@@ -19,6 +19,7 @@ from torchzero_clip.core.sharding.layout import Layout, layout_of, placements
 from torchzero_clip.core.stacks import batches
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.tensor_kinds import DEVICE, DTYPE, LAYOUT, SHAPE, all_plain, same_shapes
+from torchzero_clip.core.unknown_key import UnknownKey
 
 VALUES_KEPT = 64
 """The largest number of computed values that a `Roster` keeps."""
@@ -127,6 +128,17 @@ class Cohort:
             f"has shape {tuple(t.shape)}: after changing the shape of a parameter p, delete "
             "optimizer.state[p], or construct a new optimizer"
         )
+
+    def state_error(self, key: str, row: Sequence[Any], group: Mapping[str, Any]) -> Exception:
+        """Return an error for the first value of state that is missing or not a tensor."""
+        where = next(i for i, value in enumerate(row) if not isinstance(value, Tensor))
+        value = row[where]
+        message = (
+            f"the state {key!r} of {label(self.index, group, self.places[where])} must be a "
+            f"tensor, got {value!r}: restore the tensor, or delete optimizer.state[p] of this "
+            "parameter p, so that all its state restarts"
+        )
+        return UnknownKey(message) if value is None else TypeError(message)
 
     def kinds(self, link: str, names: Callable[[Tensor], dict[str, bool]]) -> list[StateNames]:
         """Return the state names of the parameters at a link, with the indices of the parameters.

@@ -66,4 +66,4 @@ def _advice(rule: Any, key: str, known: Collection[str]) -> str:
         return near
     if class_with(key) != "a link":
         return f": to read {key} of another transform, write reads = ({key!r},) in the class"
-    return ""
+    return ". If the rule reads the key from another dict, this dict does not have the key either"
