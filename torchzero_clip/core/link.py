@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchzero_clip.core.engine import Group
 from torchzero_clip.core.state import state_dtype, statistic
+from torchzero_clip.core.unknown_key import UnknownKey
 
 NO_HYPERPARAMETERS = ("step", "loss", "grads", "param")
 """The names in `reads` that are not hyperparameters of another link."""
@@ -76,9 +77,9 @@ class Link:
                 values[name] = float(values[name])
 
     def check_names(self, what: str, made: Any, known: Mapping[str, Any]) -> None:
-        """Raise KeyError unless the result of a rule's method is a dict with known names."""
+        """Raise UnknownKey unless the result of a rule's method is a dict with known names."""
         if not (isinstance(made, Mapping) and made.keys() <= known.keys()):
-            raise KeyError(
+            raise UnknownKey(
                 f"{self.path}: the {what} must be a dict whose keys are among {list(known)}, got "
                 f"{made!r}"
             )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchzero_clip.core.description import class_with, unannotated
-from torchzero_clip.core.link import Link
 from torchzero_clip.core.names import hint
+
+if TYPE_CHECKING:
+    from torchzero_clip.core.link import Link
 
 LIBRARIES = frozenset({__name__.partition(".")[0], "torch"})
 
