@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.formats.stochastic import Elements, keys_of
+from torchzero_clip.core.names import UnknownKey
 from torchzero_clip.core.sharding.layout import Layout, layout_of, placements
 from torchzero_clip.core.stacks import batches
 from torchzero_clip.core.state import state_dtype
 from torchzero_clip.core.tensor_kinds import DEVICE, DTYPE, LAYOUT, SHAPE, all_plain, same_shapes
-from torchzero_clip.core.unknown_key import UnknownKey
 
 VALUES_KEPT = 64
 """The largest number of computed values that a `Roster` keeps."""

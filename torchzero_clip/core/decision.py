@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.names import UnknownKey
 from torchzero_clip.core.norms import finite, known_divisor
-from torchzero_clip.core.unknown_key import UnknownKey
 
 UnitState: TypeAlias = dict[str, Tensor]
 """The state of a norm rule: for each name of `init_unit`, a vector with an element per unit."""

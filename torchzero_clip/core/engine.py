@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.formats import Nearest, Stochastic
+from torchzero_clip.core.names import UnknownKey
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.tensorlist import Operand, TensorList
-from torchzero_clip.core.unknown_key import UnknownKey
 
 State: TypeAlias = dict[str, TensorList]
 """The state that `update` receives: one TensorList for each name that `init` returns."""

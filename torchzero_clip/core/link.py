@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.engine import Group
+from torchzero_clip.core.names import UnknownKey
 from torchzero_clip.core.state import state_dtype, statistic
-from torchzero_clip.core.unknown_key import UnknownKey
 
 NO_HYPERPARAMETERS = ("step", "loss", "grads", "param")
 """The names in `reads` that are not hyperparameters of another link."""

@@ -1,24 +1,15 @@
-"""UnknownKey: the error for a name that a rule reads although the name does not exist."""
+"""The error for a name that a rule reads although the name does not exist."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchzero_clip.core.description import class_with, unannotated
-from torchzero_clip.core.names import hint
-
-if TYPE_CHECKING:
-    from torchzero_clip.core.link import Link
+from torchzero_clip.core.link import Link
+from torchzero_clip.core.names import UnknownKey, hint
 
 LIBRARIES = frozenset({__name__.partition(".")[0], "torch"})
-
-
-class UnknownKey(KeyError):
-    """A KeyError that shows its message without quotes around it."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 def explained(
