@@ -462,6 +462,18 @@ def test_a_mistake_gets_a_sentence(key: str, how: Any, sentence: str) -> None:
         schedule(opt, key, how)
 
 
+def test_an_invalid_value_leaves_all_groups_as_they_were() -> None:
+    opt = two_groups(Adam(), LR(0.1))
+    rates = [lambda step: 0.5 + step, lambda step: 0.5 - step]
+    with pytest.raises(ValueError, match=r"lr must be a finite number of at least 0, got -1"):
+        schedule(opt, "lr", [lambda step: 2.0, lambda step: -1.0])
+    assert [group["lr"] for group in opt.param_groups] == [0.1, 0.1]
+    later = schedule(opt, "lr", rates)
+    with pytest.raises(ValueError, match=r"lr must be a finite number of at least 0, got -0.5"):
+        later.step()
+    assert [group["lr"] for group in opt.param_groups] == [0.5, 0.5]
+
+
 def test_a_mistake_that_comes_later_gets_one_too() -> None:
     limit = schedule(clipping(), "max_norm", lambda step: 1.0 - step)
     limit.step()

@@ -170,17 +170,27 @@ class Schedule:
         return [value[self.index] for value in values]
 
     def _write(self, values: list[Any]) -> None:
-        """Set the scheduled value of each group."""
-        for group, value in zip(self.optimizer.param_groups, values, strict=True):
-            if self.index is None:
-                group[self.key] = value
-            else:
-                before = group[self.key]
-                entries = list(before)
-                entries[self.index] = value
-                group[self.key] = type(before)(entries)
-            if isinstance(self.optimizer, ChainRunner):
-                _check(self.optimizer, group, self.key)
+        """Set the scheduled value of each group. If a number is invalid, restore all numbers."""
+        before = self._group_values()
+        try:
+            for group, value in zip(self.optimizer.param_groups, values, strict=True):
+                self._write_in(group, value)
+        except (TypeError, ValueError):
+            for group, old in zip(self.optimizer.param_groups, before, strict=True):
+                group[self.key] = old
+            raise
+
+    def _write_in(self, group: dict[str, Any], value: Any) -> None:
+        """Set the scheduled value of a group, and check the value if the optimizer is ours."""
+        if self.index is None:
+            group[self.key] = value
+        else:
+            before = group[self.key]
+            entries = list(before)
+            entries[self.index] = value
+            group[self.key] = type(before)(entries)
+        if isinstance(self.optimizer, ChainRunner):
+            _check(self.optimizer, group, self.key)
 
     def _check_place(self, value: Any) -> None:
         """Raise an error unless the key and the index name a number, or a tuple of numbers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -145,6 +146,54 @@ def test_a_name_that_its_group_has_is_another_ones_error(engine: dict[str, Any])
         step(OwnTable(), **engine)
     assert type(caught.value) is KeyError
     assert caught.value.args == ("gain",)
+
+
+class NewState(Transform):
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        state["new"] = u
+        return u
+
+
+class NewStatistic(NormRule):
+    def init_unit(self) -> dict[str, float]:
+        return {"average": 0.0}
+
+    def limit(self, norm: Tensor, state: dict[str, Tensor], group: Group) -> Any:
+        return norm
+
+    def observe(self, norm: Tensor, clipped: Tensor, state: Any, group: Group) -> dict[str, Tensor]:
+        return {"new": norm}
+
+
+@pytest.mark.parametrize("rule", [NewState(), NewStatistic()], ids=repr)
+def test_the_librarys_own_message_about_a_key_is_the_whole_message(rule: Transform) -> None:
+    with pytest.raises(KeyError) as caught:
+        step(rule)
+    assert str(caught.value).startswith(type(rule).__name__ + ".")
+    assert str(caught.value).endswith("]")
+
+
+class ReturnsNothing(TensorwiseTransform):
+    def update_tensor(self, u: Tensor, state: dict[str, Tensor], group: Group) -> Tensor:
+        u.mul_(2.0)
+        return None  # type: ignore[return-value]
+
+
+@ENGINES
+def test_a_rule_of_one_tensor_that_returns_nothing_is_named(engine: dict[str, Any]) -> None:
+    words = "ReturnsNothing.update_tensor must return a tensor, got None"
+    with pytest.raises(TypeError, match=re.escape(words)):
+        step(ReturnsNothing(), **engine)
+
+
+class OtherTable(Transform):
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        return u.mul_(TABLE["depth 3"])
+
+
+def test_the_error_mentions_that_the_key_may_be_from_another_dict() -> None:
+    with pytest.raises(KeyError, match=r"the key 'depth 3' is .* from another dict, this dict"):
+        step(OtherTable())
 
 
 def test_an_attribute_without_annotation_is_no_argument_and_the_error_says_so() -> None:

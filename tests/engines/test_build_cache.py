@@ -182,7 +182,7 @@ def test_a_relative_folder_is_that_of_the_beginning(given: str, tmp_path: Path) 
     ("command", "sentence"),
     [
         ('"g++', "the environment variable CXX must be the command of a .*, got '\"g"),
-        ("/", "compile=True needs a C\\+\\+ compiler: install"),
+        ("/", "compile=True needs a C\\+\\+ compiler: install .* CXX is '/' now"),
     ],
 )
 def test_a_command_that_is_no_compiler_is_a_sentence_when_the_optimizer_is_made(

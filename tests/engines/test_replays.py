@@ -7,6 +7,7 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -577,6 +578,31 @@ def test_a_value_in_state_that_is_no_tensor_is_named() -> None:
     assert replays(opt).why == (
         "state contains values of type str: store only tensors and numbers in optimizer.state[p]"
     )
+
+
+class Fails(Transform):
+    """u ← u, or an error if `failing` is not empty"""
+
+    pure = True
+
+    def update(self, u: TensorList, state: State, group: Group) -> TensorList:
+        if failing:
+            raise OSError("the disk is full")
+        return u
+
+
+failing: list[int] = []
+
+
+def test_an_error_of_a_step_does_not_delay_the_next_recording() -> None:
+    opt = model([ZClip(), Fails(), Adam(), LR(0.1)])
+    for i in range(5):
+        give(opt, i)
+        failing[:] = [i] if i == 1 else []
+        with pytest.raises(OSError, match="disk") if failing else nullcontext():
+            opt.step()
+    assert replays(opt).count > 0
+    assert not replays(opt).why
 
 
 class TimesField(Transform):

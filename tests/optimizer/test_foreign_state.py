@@ -324,3 +324,31 @@ def test_an_empty_group_in_a_clipper_and_added_later() -> None:
     clipper.add_param_group({"params": []})
     run(clipper)
     assert len(copy.deepcopy(clipper.state_dict())["param_groups"]) == 3
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize(
+    ("key", "value", "error"), [("Adam/exp_avg_sq", None, KeyError), ("Adam/step", 5.0, TypeError)]
+)
+def test_state_that_is_missing_or_no_tensor_is_named_and_can_restart(
+    key: str, value: Any, error: type[Exception], compile: bool
+) -> None:
+    """`del opt.state[p]` is what the message advises."""
+    w = Parameter(torch.ones(3))
+    opt = Modular([("weight", w)], Adam(), LR(0.1), compile=compile)
+    for _ in range(3):
+        w.grad = torch.ones(3)
+        opt.step()
+    if value is None:
+        del opt.state[w][key]
+    else:
+        opt.state[w][key] = value
+    before = w.detach().clone()
+    found = rf"{key}' of parameter 0 of group 0 \(weight\) must be a tensor, got {value}"
+    with pytest.raises(error, match=found):
+        opt.step()
+    assert torch.equal(w, before)
+    del opt.state[w]
+    opt.step()
+    assert opt.state[w]["Adam/step"] == 1
+    assert torch.allclose(w, before - 0.1)

@@ -394,6 +394,17 @@ def test_set_optimizer_state_dict_matches_names_in_any_order(flat):
     assert equal(list(model.parameters()), list(other.parameters()))
 
 
+def test_indices_that_json_has_made_strings_are_refused():
+    """They would load as the state of a wrapper, and all state would start again."""
+    params = parameters()
+    opt = Modular(params, Adam(), LR(0.1))
+    train(opt, params, 1)
+    held = opt.state_dict()
+    held["state"] = {str(index): state for index, state in held["state"].items()}
+    with pytest.raises(ValueError, match="these parameters are in none of its groups"):
+        opt.load_state_dict(held)
+
+
 def test_names_in_place_of_indices_in_another_order_are_refused():
     """`get_optimizer_state_dict` returns such a dict, and `load_state_dict` maps by position."""
     model = torch.nn.Linear(3, 4)

@@ -1,6 +1,7 @@
 """What one step does, and what it leaves alone."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from tests.helpers import at_once, equal, one, param, state_of
+from tests.helpers import at_once, equal, one, param, saved, state_of
 from tests.optimizer.chains import CHAINS, each_chain, give_grads, groups, parameters
 from torchzero_clip import (
     EMA,
@@ -24,8 +25,10 @@ from torchzero_clip import (
     Modular,
     Momentum,
     Scale,
+    Transform,
     Warmup,
     WeightDecay,
+    ZClip,
 )
 
 
@@ -238,3 +241,51 @@ def test_a_step_in_inference_mode_leaves_no_memory_that_others_cannot_write(fuse
         with torch.inference_mode(inside):
             opt.step()
     assert p.tolist() == pytest.approx([2.0, 3.0])
+
+
+class FailsIfAsked(Transform):
+    """u ← u, or an error if `asked` is not empty"""
+
+    def update(self, u, state, group):
+        if asked:
+            raise OSError("the disk is full")
+        return u
+
+
+asked = []
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": False}, {"compile": True}], ids=str)
+def test_after_an_error_steps_continue_from_the_state_that_the_error_left(options):
+    def start():
+        params = parameters()
+        return params, Modular(params, ZClip(), Momentum(0.9), FailsIfAsked(), LR(0.1), **options)
+
+    params, opt = start()
+    for i in range(6):
+        give_grads(params, i)
+        asked[:] = [i] if i == 4 else []
+        with pytest.raises(OSError, match="disk") if asked else nullcontext():
+            opt.step()
+        if asked:
+            others, resumed = start()
+            resumed.load_state_dict(saved(opt.state_dict()))
+            for p, q in zip(params, others, strict=True):
+                q.data.copy_(p.data)
+    give_grads(others, 5)
+    resumed.step()
+    for p, q in zip(params, others, strict=True):
+        torch.testing.assert_close(p, q)
+    assert resumed.state[others[0]].keys() == opt.state[params[0]].keys()
+
+
+def test_a_gradient_of_another_shape_is_refused_before_any_group_changes():
+    params = [one(), one()]
+    groups_of_one = [{"params": [p]} for p in params]
+    opt = Modular(groups_of_one, ZClip(), Adam(), LR(0.1), grad="main_grad")
+    opt.step()
+    before = state_of(opt), [p.detach().clone() for p in params]
+    params[1].main_grad = torch.ones(2)
+    with pytest.raises(ValueError, match=r"parameter 0 of group 1 has shape \(1,\), but its grad"):
+        opt.step()
+    assert equal(before, (state_of(opt), [p.detach() for p in params]))

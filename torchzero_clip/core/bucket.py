@@ -219,10 +219,12 @@ class Bucket:
 
     def held(self) -> dict[str, list[Tensor]]:
         """Return the link's state by name, in the stored form: plain tensors or DTensors."""
-        stored: dict[str, list[Tensor]] = {}
+        stored: dict[str, list[Any]] = {}
         for name, like_params in self.state_names.items():
             key = f"{self.bound.path}/{name}"
-            stored[name] = [state[key] for state in self.param_states]
+            stored[name] = [state.get(key) for state in self.param_states]
+            if not all([isinstance(t, Tensor) for t in stored[name]]):
+                raise self.cohort.state_error(key, stored[name], self.settings)
             if like_params and key not in self.cohort.checked:
                 self.cohort.check_shapes(key, stored[name], self.settings)
         return stored

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.formats.stochastic import Elements, keys_of
+from torchzero_clip.core.names import UnknownKey
 from torchzero_clip.core.sharding.layout import Layout, layout_of, placements
 from torchzero_clip.core.stacks import batches
 from torchzero_clip.core.state import state_dtype
@@ -127,6 +128,17 @@ class Cohort:
             f"has shape {tuple(t.shape)}: after changing the shape of a parameter p, delete "
             "optimizer.state[p], or construct a new optimizer"
         )
+
+    def state_error(self, key: str, row: Sequence[Any], group: Mapping[str, Any]) -> Exception:
+        """Return an error for the first value of state that is missing or not a tensor."""
+        where = next(i for i, value in enumerate(row) if not isinstance(value, Tensor))
+        value = row[where]
+        message = (
+            f"the state {key!r} of {label(self.index, group, self.places[where])} must be a "
+            f"tensor, got {value!r}: restore the tensor, or delete optimizer.state[p] of this "
+            "parameter p, so that all its state restarts"
+        )
+        return UnknownKey(message) if value is None else TypeError(message)
 
     def kinds(self, link: str, names: Callable[[Tensor], dict[str, bool]]) -> list[StateNames]:
         """Return the state names of the parameters at a link, with the indices of the parameters.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from torchzero_clip.core.names import UnknownKey
 from torchzero_clip.core.norms import finite, known_divisor
 
 UnitState: TypeAlias = dict[str, Tensor]
@@ -169,7 +170,7 @@ def _check_observed(rule: Limiting, observed: Any, state: Mapping[str, Tensor]) 
         raise TypeError(f"{name}.observe must return a dict, got {observed!r}")
     if not observed.keys() <= state.keys():
         unknown = sorted(observed.keys() - state.keys())
-        raise KeyError(
+        raise UnknownKey(
             f"{name}.observe returned the keys {unknown}, but init_unit has only the keys "
             f"{sorted(state)}"
         )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.formats import Nearest, Stochastic
+from torchzero_clip.core.names import UnknownKey
 from torchzero_clip.core.skip import Skip
 from torchzero_clip.core.tensorlist import Operand, TensorList
 
@@ -284,7 +285,7 @@ def updated(rule: Rule, u: TensorList, state: State, group: Group) -> TensorList
         )
     for name, values in state.items():
         if name not in before:
-            raise KeyError(
+            raise UnknownKey(
                 f"{type(rule).__name__}.update must not add state[{name!r}], because init "
                 f"returns only the keys {list(before)}"
             )

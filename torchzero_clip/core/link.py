@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchzero_clip.core.engine import Group
+from torchzero_clip.core.names import UnknownKey
 from torchzero_clip.core.state import state_dtype, statistic
 
 NO_HYPERPARAMETERS = ("step", "loss", "grads", "param")
@@ -78,9 +79,9 @@ class Link:
                 values[name] = float(values[name])
 
     def check_names(self, what: str, made: Any, known: Mapping[str, Any]) -> None:
-        """Raise KeyError unless the result of a rule's method is a dict with known names."""
+        """Raise UnknownKey unless the result of a rule's method is a dict with known names."""
         if not (isinstance(made, Mapping) and made.keys() <= known.keys()):
-            raise KeyError(
+            raise UnknownKey(
                 f"{self.path}: the {what} must be a dict whose keys are among {list(known)}, got "
                 f"{made!r}"
             )

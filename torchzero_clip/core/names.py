@@ -1,4 +1,4 @@
-"""Names: find the entry for a parameter by name or pattern, and give hints for unknown names.
+"""Names: find the entry for a parameter by name or pattern, and give hints and errors for names.
 
 A pattern is a glob that must match the whole name, such as "*.qkv". Bars separate alternatives.
 """
@@ -13,6 +13,13 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 NUMBER = re.compile(r"\b\d+\b")
+
+
+class UnknownKey(KeyError):
+    """A KeyError that shows its message without quotes around it."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def by_name(choices: Mapping[str, Any], name: str) -> str | None:

@@ -359,7 +359,10 @@ class TensorwiseTransform(Transform):
         results: list[Tensor] = []
         for i, t in enumerate(u.tensors):
             state_of_t = {key: tensors[i] for key, tensors in lists.items()}
-            results.append(call_user(name, self.update_tensor, t, state_of_t, groups[i]))
+            result = call_user(name, self.update_tensor, t, state_of_t, groups[i])
+            if not isinstance(result, Tensor):
+                raise TypeError(f"{name} must return a tensor, got {result!r}")
+            results.append(result)
         if all([new is old for new, old in zip(results, u.tensors, strict=True)]):
             return u  # every tensor was changed in place
         return TensorList(results)  # borrowed, because a result may be a tensor of state

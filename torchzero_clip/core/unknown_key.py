@@ -1,4 +1,4 @@
-"""UnknownKey: the error for a name that a rule reads although the name does not exist."""
+"""The error for a name that a rule reads although the name does not exist."""
 
 from __future__ import annotations
 
@@ -7,16 +7,9 @@ from typing import Any
 
 from torchzero_clip.core.description import class_with, unannotated
 from torchzero_clip.core.link import Link
-from torchzero_clip.core.names import hint
+from torchzero_clip.core.names import UnknownKey, hint
 
 LIBRARIES = frozenset({__name__.partition(".")[0], "torch"})
-
-
-class UnknownKey(KeyError):
-    """A KeyError that shows its message without quotes around it."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 def explained(
@@ -66,4 +59,4 @@ def _advice(rule: Any, key: str, known: Collection[str]) -> str:
         return near
     if class_with(key) != "a link":
         return f": to read {key} of another transform, write reads = ({key!r},) in the class"
-    return ""
+    return ". If the rule reads the key from another dict, this dict does not have the key either"

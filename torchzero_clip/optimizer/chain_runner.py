@@ -313,11 +313,11 @@ class ChainRunner(Optimizer):
         group = self.param_groups[-1]
         try:
             self._check_params(group)
+            start = averages.shown_at_start(self.keys.links)
+            group["chain"] = start | shared_start(self.keys.links, group["params"], shared_state)
         except Exception:
             self.param_groups.pop()
             raise
-        start = averages.shown_at_start(self.keys.links)
-        group["chain"] = start | shared_start(self.keys.links, group["params"], shared_state)
 
     def _check_params(self, group: dict[str, Any]) -> None:
         """Raise an error if the chain does not support the parameters of a group."""

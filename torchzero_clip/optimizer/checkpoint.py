@@ -246,7 +246,8 @@ def check_form(state_dict: Any, param_groups: Groups) -> None:
     named = any([isinstance(index, str) for index in indexes])
     unknown = set(state) - set(indexes)
     if not named:
-        unknown = {key for key in unknown if not isinstance(key, str)}  # a wrapper may have names
+        # a wrapper may have names, but "0" is an index that JSON has made a string
+        unknown = {key for key in unknown if not isinstance(key, str) or key.isdigit()}
     if unknown:
         raise ValueError(
             f"the checkpoint has state for the parameters {sorted(map(str, unknown))}, but these "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -55,7 +56,9 @@ def missing(kind: str) -> str | None:
         return f"supports parameters on cpu, cuda, xpu and mps, got a parameter on {kind}"
     if kind in OTHERS or WINDOWS or _compiles(kind):
         return None
-    return f"needs {NEEDS[kind]}"
+    command = os.environ.get("CXX", "") if kind == "cpu" else ""
+    found = f". CXX is {command!r} now, which is not an installed command" if command else ""
+    return f"needs {NEEDS[kind]}{found}"
 
 
 def node_by_node(kind: str) -> str | None:

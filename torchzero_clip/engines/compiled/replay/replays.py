@@ -136,6 +136,7 @@ class Replays:
             dropped = not self._is_exception
             if dropped:
                 self._drop()
+        required = self._required
         if self._should_record(step, kinds, dropped):
             recorded = self._record(step, through, recording)
             if self._capture is not None and (recorded is None or recorded.compiled is None):
@@ -149,7 +150,12 @@ class Replays:
                 return recorded(step, grads, self._live.numbers)
         # hyperparameters are tensors, as in a recorded step, so that both give the same results
         arguments = self._live.substituted(step, self._live.tensors(self._gpu(step)))
-        return mapped(through(step.again(*arguments)), lambda t: t, step.groups)
+        try:
+            records = through(step.again(*arguments))
+        except Exception:
+            self._required = required  # the step itself failed, so later steps may be recorded
+            raise
+        return mapped(records, lambda t: t, step.groups)
 
     def _loss_tensor(self, step: Step) -> Tensor | None:
         """Return the loss of a step if the loss is a tensor on the device of the parameters.
@@ -352,7 +358,7 @@ def difference(signature: Sequence[Any], before: Sequence[Any]) -> str:
             "change the old object in place instead"
         )
     changes = " and ".join(changed)
-    return f"{changes} changed since the previous step: use the same values in every step"
+    return f"{changes} changed between two steps: use the same values in every step"
 
 
 def reason(error: Exception) -> str:
