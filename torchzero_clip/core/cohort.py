@@ -129,12 +129,12 @@ class Cohort:
             "optimizer.state[p], or construct a new optimizer"
         )
 
-    def state_error(self, key: str, row: Sequence[Any], group: Mapping[str, Any]) -> Exception:
+    def state_error(self, key: str, values: Sequence[Any], group: Mapping[str, Any]) -> Exception:
         """Return an error for the first value of state that is missing or not a tensor."""
-        where = next(i for i, value in enumerate(row) if not isinstance(value, Tensor))
-        value = row[where]
+        first = next(i for i, value in enumerate(values) if not isinstance(value, Tensor))
+        value = values[first]
         message = (
-            f"the state {key!r} of {label(self.index, group, self.places[where])} must be a "
+            f"the state {key!r} of {label(self.index, group, self.places[first])} must be a "
             f"tensor, got {value!r}: restore the tensor, or delete optimizer.state[p] of this "
             "parameter p, so that all its state restarts"
         )

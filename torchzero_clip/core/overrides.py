@@ -6,6 +6,8 @@ import inspect
 
 ABOUT_UPDATE = ("fused", "affine", "per_entry")
 """Attributes of transforms by which a class declares what its `update` computes."""
+ABOUT_STEP = "reach"
+"""The attribute of transforms by which a class declares which tensors its `step` combines."""
 
 
 def refuse_uncalled(cls: type) -> None:
@@ -25,12 +27,12 @@ def refuse_uncalled(cls: type) -> None:
         is_called = name in vars(owner) or getattr(owner, name) is not default
         if getattr(cls, name) is default or is_called or not _is_of_library(owner):
             continue
-        rule = next(x for x in cls.__mro__ if issubclass(x, owner) and _is_of_library(x))
+        library_class = next(x for x in cls.__mro__ if issubclass(x, owner) and _is_of_library(x))
         last = [caller for caller in callers if caller in vars(owner)][-1]
         raise TypeError(
-            f"{cls.__name__}: the steps of {rule.__name__} do not call {name}: define "
+            f"{cls.__name__}: the steps of {library_class.__name__} do not call {name}: define "
             f"{vars(owner).get('_advised', last)} instead, or put a second transform after "
-            f"{rule.__name__}"
+            f"{library_class.__name__}"
         )
 
 
@@ -46,7 +48,7 @@ def drop_declarations(cls: type) -> None:
     """
     update = min(_depth(cls, "update"), _depth(cls, "update_tensor"))
     for name in ABOUT_UPDATE:
-        default = _first(cls, name)
+        default = _most_general(cls, name)
         if vars(cls.__mro__[_depth(cls, name)])[name] == default:
             continue
         reads_state = name == "fused" and _depth(cls, name) > _depth(cls, "init")
@@ -57,9 +59,9 @@ def drop_declarations(cls: type) -> None:
                 f"{cls.__name__}: {name} describes the method update, so a class that defines "
                 f"{name} must define update as well"
             )
-    name = "reach"
-    if inspect.getattr_static(cls, name) == "tensor" and _depth(cls, name) > _depth(cls, "step"):
-        setattr(cls, name, _first(cls, name))
+    has_other_step = _depth(cls, ABOUT_STEP) > _depth(cls, "step")
+    if has_other_step and inspect.getattr_static(cls, ABOUT_STEP) == "tensor":
+        setattr(cls, ABOUT_STEP, _most_general(cls, ABOUT_STEP))
 
 
 def _depth(cls: type, name: str) -> int:
@@ -68,7 +70,7 @@ def _depth(cls: type, name: str) -> int:
     return next((i for i, base in enumerate(bases) if name in vars(base)), len(bases))
 
 
-def _first(cls: type, name: str) -> object:
+def _most_general(cls: type, name: str) -> object:
     """Return an attribute as the most general base class defines it."""
     return next(vars(base)[name] for base in reversed(cls.__mro__) if name in vars(base))
 

@@ -35,8 +35,7 @@ def grams(
     """Run AdamW, and replace the sign of each element of the step by the sign of the gradient.
 
     The authors' code adds `eps` to √v before the bias correction of v. Its `eps` therefore acts
-    like eps / √(1 - β₂ᵗ) here. If β₂ is 0.999, the
-    two differ for a few thousand steps.
+    like eps / √(1 - β₂ᵗ) here. If β₂ is 0.999, the two differ for a few thousand steps.
 
     Reference:
         Cao et al., "Grams: gradient descent with adaptive momentum scaling", arXiv 2412.17107.
@@ -59,8 +58,7 @@ def adamc(
     weights, use a separate group with `weight_decay=0`, or use `Masked` with a different decay.
 
     pytorch_optimizer adds `eps` to √v before the bias correction of v. Its `eps` therefore acts
-    like eps / √(1 - β₂ᵗ) here. If β₂ is 0.999, the
-    two differ for a few thousand steps.
+    like eps / √(1 - β₂ᵗ) here. If β₂ is 0.999, the two differ for a few thousand steps.
 
     Reference:
         Defazio, "Why gradients rapidly increase near the end of training", arXiv 2506.02285;

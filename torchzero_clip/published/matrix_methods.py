@@ -151,8 +151,8 @@ def adamuon(
     """Orthogonalize the signs of a momentum, then divide as in RMSprop. For matrices only.
 
     Both averages have the same decay rate. The elements of the update are about as large as the
-    elements of an Adam update. The authors' code also adds `eps` to the norm of
-    the update. There is no `layout`, because `Normalize` measures whole parameters.
+    elements of an Adam update. The authors' code also adds `eps` to the norm of the update. There
+    is no `layout`, because `Normalize` measures whole parameters.
 
     Reference:
         Si et al., "AdaMuon: adaptive Muon optimizer", arXiv 2507.11005; Chongjie-Si/AdaMuon.
