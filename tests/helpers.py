@@ -274,6 +274,16 @@ def run_once(*links, grad=4.0, steps=1, value=0.0):
     return opt, p, updates
 
 
+def moved(*chain: Transform, **options: Any) -> Tensor:
+    """Return a parameter after three steps."""
+    w = Parameter(torch.ones(4))
+    opt = Modular([w], *chain, **options)
+    for _ in range(3):
+        w.grad = torch.tensor([1.0, -2.0, 3.0, 0.5])
+        opt.step()
+    return w.data
+
+
 def param(*values, dtype=torch.float32, grad=None):
     """A parameter of these numbers, and its gradient."""
     p = Parameter(torch.tensor(values, dtype=dtype))

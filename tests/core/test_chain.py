@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
+from tests.helpers import moved
 from torchzero_clip import (
     LR,
     Adam,
@@ -87,15 +88,6 @@ class HalfWithin(Chain):
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         return halved(super().step(buckets))
-
-
-def moved(*chain: Transform, **options: Any) -> torch.Tensor:
-    w = Parameter(torch.ones(4))
-    opt = Modular([w], *chain, **options)
-    for _ in range(3):
-        w.grad = torch.tensor([1.0, -2.0, 3.0, 0.5])
-        opt.step()
-    return w.data
 
 
 @pytest.mark.parametrize("options", [{}, {"fused": False}, {"compile": True}])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from tests.helpers import moved
 from torchzero_clip import (
     EMA,
     LR,
@@ -40,16 +41,6 @@ from torchzero_clip.core.bucket import Bucket
 from torchzero_clip.core.decision import Decision
 
 ENGINES = [{}, {"fused": False}, {"compile": True}]
-
-
-def moved(*chain: Transform, **options: Any) -> Tensor:
-    """Return a parameter after three steps."""
-    w = Parameter(torch.ones(4))
-    opt = Modular([w], *chain, **options)
-    for _ in range(3):
-        w.grad = torch.tensor([1.0, -2.0, 3.0, 0.5])
-        opt.step()
-    return w.data
 
 
 def subclass(*bases: type, **methods: Any) -> Any:
