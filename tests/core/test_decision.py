@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -105,6 +106,7 @@ def test_what_observe_may_return_is_a_sentence(made: Any, error: Any, words: str
         decide(rule, NORMS, state, [{"factor": 1.0}], Cells())
 
 
-def test_a_limit_of_none_is_a_sentence() -> None:
-    with pytest.raises(TypeError, match="limit must return a tensor or a number, got None"):
-        divisor(Rule(4.0), NORMS, None, Cells())  # type: ignore[arg-type]
+@pytest.mark.parametrize("limit", [None, "1.0", [1.0]])
+def test_a_limit_is_a_number(limit: Any) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"return a tensor or a number, got {limit!r}")):
+        divisor(Rule(4.0), NORMS, limit, Cells())

@@ -107,3 +107,18 @@ def test_a_norm_rule_without_limit_says_what_to_write():
 
     with pytest.raises(NotImplementedError, match="Nothing must define limit"):
         run_once(Nothing())
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("shape", [(5,), (2, 1), (1, 1), (0,)])
+def test_a_limit_has_a_number_per_unit(compile, shape):
+    class Wrong(NormRule):
+        dim: "object" = None
+
+        def limit(self, norm, state, group):
+            return torch.ones(shape)
+
+    opt = Modular([one(grad=1.0), one(grad=2.0)], Wrong(), compile=compile)
+    words = f"Wrong.limit must return a number or 2 numbers, one per unit, got .* shape {shape}"
+    with pytest.raises(ValueError, match=words.replace("(", r"\(").replace(")", r"\)")):
+        opt.step()

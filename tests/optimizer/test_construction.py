@@ -148,6 +148,11 @@ def test_a_group_is_a_dict_with_parameters(group, given):
         Modular([one()], LR(0.1)).add_param_group(group)
 
 
+def test_the_chain_of_a_group_is_a_dict():
+    with pytest.raises(TypeError, match=r"'chain' in a parameter group must be a dict .*, got 3"):
+        Modular([{"params": [one()], "chain": 3}], LR(0.1))
+
+
 def test_what_is_no_closure_is_an_error():
     opt = Modular([one()], LR(0.1))
     with pytest.raises(TypeError, match=r"step: closure must be .* got tensor\(0\.5"):

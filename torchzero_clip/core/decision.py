@@ -120,8 +120,10 @@ def divisor(rule: Limiting, norm: Tensor, limit: Tensor | float, cells: Cells) -
 
     If the rule sets norms, smaller norms are scaled up to the limit as well.
     """
-    if limit is None:
-        raise TypeError(f"{type(rule).__name__}.limit must return a tensor or a number, got None")
+    if not isinstance(limit, Tensor) and not hasattr(limit, "__float__"):
+        raise TypeError(
+            f"{type(rule).__name__}.limit must return a tensor or a number, got {limit!r}"
+        )
     computed = isinstance(limit, Tensor)
     small = cells.too_small(rule.min_size)
     if not isinstance(limit, Tensor) and small is None:

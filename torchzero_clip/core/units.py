@@ -222,6 +222,15 @@ class Units(Cells):
     def too_small(self, size: int) -> Tensor | None:
         return self.division.smaller_than(size)
 
+    def comparable(self, limit: Tensor | float, norm: Tensor) -> Tensor | float:
+        shape = limit.shape if isinstance(limit, Tensor) else torch.Size()
+        if shape not in (norm.shape, torch.Size(), torch.Size([1])):
+            raise ValueError(
+                f"{self.name}.limit must return a number or {norm.numel()} numbers, one per unit, "
+                f"got a tensor with shape {tuple(shape)}"
+            )
+        return super().comparable(limit, norm)
+
     # ------------------------------------------------------------------ values of groups
 
     def each(self, live: str) -> list[Any]:

@@ -309,6 +309,11 @@ class ChainRunner(Optimizer):
         group = dict(param_group)
         self.keys.tidy(group)
         shared_state = group.pop("chain", {})
+        if not isinstance(shared_state, Mapping):
+            raise TypeError(
+                "the value of 'chain' in a parameter group must be a dict from "
+                f"state_dict()['param_groups'], got {shared_state!r}"
+            )
         super().add_param_group(group)
         group = self.param_groups[-1]
         try:
