@@ -123,6 +123,12 @@ def test_what_a_step_does_by_its_number_is_traced_while_numbers_are_symbols():
     check(next(case for case in TRACED if str(case) == "When-odd"), "eager")
 
 
+@since_2_12
+@pytest.mark.parametrize("name", ["Partition-names", "SoftClip-ord std"])
+def test_patterns_of_names_and_standard_deviations_are_traced(name):
+    check(next(case for case in TRACED if str(case) == name), "eager")
+
+
 @pytest.mark.slow
 # torch says so of a cache from whose function it gets the same: a choice by a name
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")

@@ -188,7 +188,7 @@ def test_a_guard_whose_flag_the_cpu_reads_is_named_as_the_reason_against_replays
     for _ in range(4):
         opt.step()
     assert opt.explain().splitlines() == lines
-    assert lines[-2] == "Steps cannot be recorded and replayed, so they are slower:"
+    assert lines[-2] == "Steps are not recorded and replayed, for these reasons:"
     assert lines[-1].startswith("- the CPU reads in each step whether a guard skips the step: ")
     opt = Modular([w], Guard(), Momentum(), LR(0.1), compile=True)
     assert opt.explain().splitlines()[-1] == "Steps of this chain can be recorded and replayed."

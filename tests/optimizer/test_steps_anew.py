@@ -126,13 +126,13 @@ NEVER: dict[str, tuple[Callable[[], Transform], tuple[str, ...]]] = {
 def test_before_the_first_step_it_says_what_stands_in_the_way_and_what_to_do(name: str) -> None:
     make, words = NEVER[name]
     said = made(make(), LR(0.1)).explain()
-    assert "Steps cannot be recorded and replayed" in said
+    assert "Steps are not recorded and replayed" in said
     assert [word for word in words if word not in said] == []
 
 
 def test_every_link_that_stands_in_the_way_is_named() -> None:
     said = made(Noise(0.1), Lambda(torch.tanh), Lambda(torch.sin), Unsaid(), LR(0.1)).explain()
-    lines = said[said.index("Steps cannot be recorded and replayed") :].splitlines()[1:]
+    lines = said[said.index("Steps are not recorded and replayed") :].splitlines()[1:]
     assert [line.split(":")[0].strip("- ") for line in lines] == [
         "Noise", "Lambda", "Lambda_2", "Unsaid",
     ]  # fmt: skip
@@ -195,7 +195,7 @@ def test_without_compile_it_says_nothing() -> None:
 
 
 def test_a_clipper_says_it_too() -> None:
-    assert "Noise" in made(Noise(0.1), kind=Clipper).explain().partition("cannot be recorded")[2]
+    assert "Noise" in made(Noise(0.1), kind=Clipper).explain().partition("not recorded")[2]
 
 
 # ---------------------------------------------------------------------- after steps

@@ -46,8 +46,9 @@ def attach(
         grad: Where the optimizer's gradients are stored, as for `Modular`.
 
     Returns:
-        A handle with `param_groups`, `state_dict`, `metrics` and `remove`. The handle has one group
-        of hyperparameters for each group of the optimizer. It is also a context manager.
+        A handle with `param_groups`, `state_dict`, `load_state_dict`, `metrics`, `skipped`,
+        `explain`, `averaged` and `remove`. The handle has one group of hyperparameters for each
+        group of the optimizer. It is also a context manager.
 
     Example:
         >>> import torch

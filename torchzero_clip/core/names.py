@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from torchzero_clip.core import torch_private
+
 NUMBER = re.compile(r"\b\d+\b")
 
 
@@ -64,8 +66,13 @@ def without_numbers(name: str) -> str:
     return NUMBER.sub("*", name)
 
 
-@functools.lru_cache(maxsize=2**16)
+@torch_private.constant  # `torch.compile` cannot trace fnmatch
 def _first(patterns: tuple[str, ...], name: str) -> str | None:
+    return _first_match(patterns, name)
+
+
+@functools.lru_cache(maxsize=2**16)
+def _first_match(patterns: tuple[str, ...], name: str) -> str | None:
     for pattern in patterns:
         if any([fnmatchcase(name, part) for part in alternatives(pattern)]):
             return pattern

@@ -41,6 +41,7 @@ NAMES = {
     "torch._assert_async": "a guard that stops the program without a synchronization",
     "torch.Tensor._base": "finding the vector that small tensors of state are parts of",
     "torch._compile._disable_dynamo": "functions that `torch.compile` calls without tracing them",
+    "FunctionType._dynamo_marked_constant": "results that are constants for `torch.compile`",
     "torch._subclasses.fake_tensor.FakeTensor": "recording a step without values",
     "torch._subclasses.fake_tensor.FakeTensorMode": "recording a step without values",
     "torch._C._set_throw_on_mutable_data_ptr": "refusing rules that read values by their address",
@@ -153,6 +154,15 @@ def traced(function: F) -> F:
 def untraced(function: F) -> F:
     """Let `torch.compile` call a function without tracing it."""
     return cast(F, _disable_dynamo(function))  # `torch.compiler.disable` imports the compiler
+
+
+def constant(function: F) -> F:
+    """Let `torch.compile` call a function while it traces, and take the result as a constant.
+
+    `torch.compiler.assume_constant_result` does the same, but imports the compiler.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def fused(name: str, **options: Any) -> Callable[..., Any]:

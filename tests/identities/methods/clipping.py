@@ -196,7 +196,7 @@ def zclip_percentile(groups: Any) -> Any:
 
 @judge(
     "autoclip",
-    '`AutoClip("percentile")` judges a step by what AutoClip\'s limit is after the step before, '
+    '`AutoClip("percentile")` uses the limit that AutoClip has after the previous step, '
     "until its window is full",
     source="pseeth/autoclip at dfb622c, `add_autoclip_gradient_handler`",
     ours=lambda **options: AutoClip("percentile", warmup_steps=1, **options),

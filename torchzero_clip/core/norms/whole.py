@@ -251,10 +251,11 @@ def _spread(tensors: list[Tensor]) -> Tensor:
     Large tensors are converted to float64 in chunks, because a copy of the whole tensor would need
     much memory. The statistics of the chunks are merged.
     """
-    dtype = wide(tensors[0].device)
+    device = tensors[0].device
+    dtype = wide(device)
+    scale = torch.ones((), dtype=dtype, device=device)
     if any(map(Tensor.is_complex, tensors)):
         dtype = dtype.to_complex()
-    scale = torch.ones((), dtype=dtype.to_real(), device=tensors[0].device)
     if any([t.dtype in DOUBLE for t in tensors]):  # squares of float64 may leave the range
         scale = safe_scale(largest(tensors))
         tensors = [t / x for t, x in zip(tensors, scale.unbind(), strict=True)]

@@ -207,7 +207,7 @@ class Replays:
         """Return lines of text that explain whether steps are replayed: see `Engine.says`."""
         if never := [*besides, *self._impure]:
             return [
-                "Steps cannot be recorded and replayed, so they are slower:",
+                "Steps are not recorded and replayed, for these reasons:",
                 *[f"- {why}." for why in never],
             ]
         if self._recorded is None:
