@@ -78,8 +78,8 @@ class Checkpoint:
             if not isinstance(shared, dict):
                 raise ValueError(
                     f"group {g} of the checkpoint has no key 'chain', so the checkpoint was not "
-                    "saved by torchzero_clip. To load the state of torch.optim.Adam into the "
-                    'transform Adam, call take_over(optimizer, state_dict, link="Adam")'
+                    "saved by torchzero_clip. To load the state of torch.optim.Adam or AdamW into "
+                    'the transform Adam, call take_over(optimizer, state_dict, link="Adam")'
                 )
             if marks(shared)[:1] != own_marks[:1]:
                 raise ValueError(

@@ -24,7 +24,7 @@ class ZClip(AdaptiveRule):
     z = (n - μ) / (σ + 1e-6);   if z > t: u ← u · (μ + σ t² / z) / n
 
     Here n is the norm of the step, and σ = √v. After the step, the averages change to
-    μ ← α μ + (1 - α) c and v ← α v + (1 - α)(c - μ)². Here c is the norm after clipping.
+    μ ← α μ + (1 - α) c, and then to v ← α v + (1 - α)(c - μ)². Here c is the norm after clipping.
 
     Args:
         alpha: The decay rate of the averages. Default: 0.97.
