@@ -41,7 +41,9 @@ SOME = [("heads", "Muon"), ("transposed experts", "Steepest"), ("several", "SOAP
 
 @pytest.mark.parametrize(("layout", "rule"), [*SOME, *ALL])
 def test_so_does_it_with_a_compiled_step(layout: str, rule: str) -> None:
-    assert away(layout, rule, compile=True) == 0
+    # a kernel adds the products of all experts in another order than the products of one
+    tolerance = 1e-6 if rule == "Steepest" else 0
+    assert away(layout, rule, compile=True) <= tolerance
     assert clipped(layout, rule, compile=True) <= 1e-6
 
 

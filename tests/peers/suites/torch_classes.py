@@ -8,12 +8,6 @@ import torchzero_clip as tz
 from torchzero_clip import LR, WeightDecay, optimizer_class
 
 
-class Betas(tz.Adam):
-    """Takes what schedulers are tested with, averages with weights up to 22."""
-
-    def check(self) -> None: ...
-
-
 class _Takes:
     """The arguments with which torch's classes choose a kernel choose nothing here."""
 
@@ -25,9 +19,9 @@ class SGD(_Takes, optimizer_class(WeightDecay(0.0), tz.Momentum(0.0), LR(1e-3)))
     """torch.optim.SGD"""
 
 
-class Adam(_Takes, optimizer_class(WeightDecay(0.0), Betas(), LR(1e-3))):  # type: ignore[misc]
+class Adam(_Takes, optimizer_class(WeightDecay(0.0), tz.Adam(), LR(1e-3))):  # type: ignore[misc]
     """torch.optim.Adam"""
 
 
-class AdamW(_Takes, optimizer_class(Betas(), WeightDecay(0.01), LR(1e-3))):  # type: ignore[misc]
+class AdamW(_Takes, optimizer_class(tz.Adam(), WeightDecay(0.01), LR(1e-3))):  # type: ignore[misc]
     """torch.optim.AdamW"""
