@@ -282,6 +282,9 @@ def test_misspelled_hyperparameters_of_links_after_the_step_are_refused(before):
     _, opt = two_groups({"decayy": 0.0})
     with pytest.raises(ValueError, match=r"unknown key 'decayy' .* did you mean 'decay'"):
         attach(opt, *before, after=WeightEMA(0.5))
+    _, opt = two_groups({"every": 5})
+    with pytest.raises(ValueError, match="the argument every of WeightEMA is fixed"):
+        attach(opt, *before, after=WeightEMA(0.5))
 
 
 def test_the_plan_reports_unread_hyperparameters_of_links_after_the_step():

@@ -703,8 +703,8 @@ def test_state_that_a_link_returns_is_not_handed_out_as_a_gradient():
 
 def test_live_values_in_the_groups_of_the_optimizer_are_taken_over():
     a, b = (Parameter(torch.zeros(2)) for _ in range(2))
-    groups = [{"params": [a], "max_norm": 0.1, "lr": 0.5}, {"params": [b], "ClipNorm/ord": 1}]
-    handle = attach(torch.optim.AdamW(groups, lr=1.0), ClipNorm(1.0))
+    groups = [{"params": [a], "max_norm": 0.1, "lr": 0.5}, {"params": [b], "ClipNorm/max_norm": 1}]
+    handle = attach(torch.optim.AdamW(groups, lr=1.0), ClipNorm(2.0))
     assert [group["max_norm"] for group in handle.param_groups] == [0.1, 1.0]
     assert all("lr" not in group for group in handle.param_groups)
 
@@ -771,10 +771,12 @@ def test_a_clipper_never_hands_out_its_own_memory_as_a_gradient(after):
             "max_norm",
             r"'max_norm' .* is ambiguous, .*: use one of \['ClipNorm/max_norm', 'ClipNorm_2/",
         ),
+        ("min_size", "the argument min_size of ClipNorm is fixed for all groups"),
+        ("ClipNorm/min_size", "the argument min_size of ClipNorm is fixed for all groups"),
     ],
 )
 def test_a_group_whose_key_no_link_reads_is_refused_where_it_is_nearly_one(key, said):
-    links = [ClipNorm(1.0)] if key == "max_nrom" else [ClipNorm(1.0), ClipNorm(2.0)]
+    links = [ClipNorm(1.0), ClipNorm(2.0)] if key == "max_norm" else [ClipNorm(1.0)]
     optimizer = torch.optim.SGD([{"params": [param(0.0)], key: 0.1, "note": "mine"}], lr=0.1)
     with pytest.raises(ValueError, match=said):
         attach(optimizer, *links)

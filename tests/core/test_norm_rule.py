@@ -1,6 +1,7 @@
 """A rule about norms: its limit, its memory, and which mistakes are sentences."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -122,3 +123,42 @@ def test_a_limit_has_a_number_per_unit(compile, shape):
     words = f"Wrong.limit must return a number or 2 numbers, one per unit, got .* shape {shape}"
     with pytest.raises(ValueError, match=words.replace("(", r"\(").replace(")", r"\)")):
         opt.step()
+
+
+class Observer(NormRule):
+    """A rule whose `observe` returns ones of this shape."""
+
+    shape: tuple[int, ...]
+    dim: Scope = None
+
+    def init_unit(self):
+        return {"seen": 0.0}
+
+    def limit(self, norm, state, group):
+        return torch.full_like(norm, math.inf)
+
+    def observe(self, norm, clipped, state, group):
+        return {"seen": torch.ones(self.shape, dtype=norm.dtype)}
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("shape", [(3,), (2, 1), (1, 1), (0,)])
+def test_observed_state_has_a_number_per_unit(compile, shape):
+    params = [one(grad=1.0), one(grad=2.0)]
+    opt = Modular(params, Observer(shape), LR(1.0), compile=compile)
+    words = (
+        "Observer.observe must return one number or a tensor with shape (2,) for 'seen', got a "
+        f"tensor with shape {shape}"
+    )
+    with pytest.raises(ValueError, match=re.escape(words)):
+        opt.step()
+    assert [p.item() for p in params] == [1.0, 1.0]  # the step changes nothing
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("shape", [(2,), (1,), ()])
+def test_one_observed_number_is_for_all_units(compile, shape):
+    params = [one(grad=1.0), one(grad=2.0)]
+    opt = Modular(params, Observer(shape), LR(1.0), compile=compile)
+    opt.step()
+    assert [opt.state[p]["Observer/seen"].item() for p in params] == [1.0, 1.0]

@@ -575,13 +575,6 @@ def test_one_link_may_own_lr_and_the_sentence_says_what_to_do_instead():
         optimizer(LR(0.1), Adam(), LR(0.1))
 
 
-def test_a_fixed_argument_is_no_group_key():
-    with pytest.raises(ValueError, match="no transform uses it: add Adam"):
-        optimizer(Adam(), LR(0.1), amsgrad=True)
-    opt = optimizer(ClipNorm(1.0), LR(0.1), dim="global")  # somebody else's: it does nothing
-    assert opt.chain[0].dim is None
-
-
 def test_a_group_that_leaves_a_value_out_takes_that_of_the_transform():
     opt = Modular(
         [{"params": [Parameter(torch.ones(1))]}, {"params": [Parameter(torch.ones(1))], "lr": 1.0}],

@@ -180,7 +180,7 @@ def test_an_unknown_label_is_an_error_that_names_the_parameter_and_the_labels():
     params = parameters(SHAPES)
     opt = optimizer(params, Partition({"weight": Scale(1.0)}, kind))
     set_grads(params, gradients(SHAPES, 0))
-    message = r"labels= must return one of \['weigh.* got 'other' for parameter 'a.bias'"
+    message = r"labels= must assign one of \['weight'\] .* got 'other' for parameter 'a.bias'"
     with pytest.raises(ValueError, match=message):
         opt.step()
 

@@ -10,6 +10,8 @@ from torchzero_clip import (
     LR,
     Adagrad,
     Adam,
+    AdaptiveClip,
+    AutoClip,
     Chain,
     ClipNorm,
     ClipValue,
@@ -18,7 +20,9 @@ from torchzero_clip import (
     Modular,
     Momentum,
     Partition,
+    Quantile,
     Reset,
+    RMSprop,
     Scale,
     ScheduleFree,
     SpikeClip,
@@ -247,6 +251,57 @@ def test_a_well_known_key_that_nobody_reads_is_an_error_that_names_the_link(key,
 def test_a_well_known_key_without_effect_is_kept(key, value):
     opt = Modular([{"params": [one()], key: value}], ClipValue(1.0))
     assert opt.param_groups[0][key] == value
+
+
+FIXED = {  # a key, a value that the chain does not have, and the chain
+    "window_size": (5, AutoClip()),
+    "AutoClip/window_size": (5, AutoClip()),
+    "AdaptiveClip/Quantile/window": (5, AdaptiveClip(Quantile(0.9, window=32))),
+    "early/name": ("late", ClipNorm(1.0, name="early")),
+    "dim": (None, ClipNorm(1.0, dim="global")),
+    "amsgrad": (False, Adam(amsgrad=True)),
+    "momentum": (0.0, RMSprop(momentum=0.9)),
+}
+
+
+@pytest.mark.parametrize("key", FIXED)
+def test_a_fixed_argument_in_a_group_is_an_error_that_lists_the_live_values(key):
+    value, link = FIXED[key]
+    path, _, name = key.rpartition("/")
+    opt = Modular([one()], link, LR(0.1))
+    live = re.escape(str([*opt.defaults]))
+    words = (
+        f"{key}={value!r}, but the argument {name} of {path or type(link).__name__} is fixed for "
+        f"all groups: pass {name}= to .*live hyperparameters, which are {live}"
+    )
+    with pytest.raises(ValueError, match=words):
+        Modular([{"params": [one()], key: value}], link, LR(0.1))
+    with pytest.raises(ValueError, match=words):
+        opt.add_param_group({"params": [one()], key: value})
+    opt.param_groups[0][key] = value
+    with pytest.raises(ValueError, match=words):
+        opt.step()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "link"),
+    [
+        ("window_size", 5, AutoClip(window_size=5)),
+        ("name", "head", ClipNorm(1.0, name="early")),  # the name of the group
+        ("names", ["head"], ClipNorm(1.0)),
+        ("momentum", 0, RMSprop()),  # as in a group of torch's RMSprop
+        ("momentum", 0.0, Adam(momentum=True)),
+        ("amsgrad", None, Adam(amsgrad=True)),
+    ],
+)
+def test_a_key_that_contradicts_no_fixed_argument_is_accepted(key, value, link):
+    group = {"params": [one(grad=1.0)], key: value}
+    opt = Modular([group], link, LR(0.1))
+    opt.step()
+    assert opt.param_groups[0][key] == value
+    again = Modular([{**group, "params": [one()]}], link, LR(0.1))
+    again.load_state_dict(saved(opt.state_dict()))
+    assert again.param_groups[0][key] == value
 
 
 def test_other_keys_are_the_users_own():

@@ -96,6 +96,8 @@ def test_units_have_the_names_of_groups(dim: Any) -> None:
     rec = Recorder(opt)
     walk(params, opt.step, ROWS)
     assert rec.units("ClipNorm/limit") == ["embedding", "body"]
+    norms = {"group": ["embedding", "body"], "global": ["0"]}  # one norm for both groups
+    assert rec.units("ClipNorm/norm") == norms[dim]
 
 
 def test_an_entry_is_that_of_one_slice() -> None:

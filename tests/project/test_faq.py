@@ -28,6 +28,10 @@ def misspelled_key() -> None:
     Modular([{"params": params(), "max_nrom": 1.0}], ClipNorm(1.0), LR(0.1))
 
 
+def fixed_argument() -> None:
+    Modular([{"params": params(), "dim": "global"}], ClipNorm(1.0), LR(0.1))
+
+
 def other_chain() -> None:
     saved = Modular(params(), ClipNorm(1.0), LR(0.1)).state_dict()
     Modular(params(), Adam(), LR(0.1)).load_state_dict(saved)
@@ -59,6 +63,7 @@ def fsdp1() -> None:
 CASES: dict[str, Callable[[], None]] = {
     "the chain has no learning rate, so updates are subtracted without scaling": no_lr,
     "unknown key 'max_nrom' of a parameter group: did you mean 'max_norm'?": misspelled_key,
+    "the argument dim of ClipNorm is fixed for all groups": fixed_argument,
     "the checkpoint was saved with different transforms": other_chain,
     "so the checkpoint was not saved by torchzero_clip": other_library,
     "lr: 0.001 from the checkpoint replaces 0.005": other_lr,

@@ -29,6 +29,7 @@ from torchzero_clip import (
     Normalize,
     NormRule,
     P2Quantile,
+    Partition,
     Quantile,
     Recorder,
     Scale,
@@ -314,7 +315,7 @@ def test_the_command_prints_a_line_for_each_rule_and_draws(tmp_path, capsys) -> 
     rules = ["ZClip(max_norm=None)", "ClipNorm(5.0, dim='global')"]
     main(["simulate", str(tmp_path / "run.csv"), *rules, "--out", str(picture)])
     first, head, *lines = capsys.readouterr().out.splitlines()
-    assert first.startswith("40 steps with 3 norms; the median of the total norm is ")
+    assert first.startswith("40 steps with 3 norms; the median of their total norm is ")
     assert head.split() == ["rule", "clipped", "largest", "left", "false", "alarms", "missed"]
     assert [line.split("  ")[0] for line in lines[:2]] == [
         "ZClip(max_norm=None)", "ClipNorm(max_norm=5.0, dim='global')"
@@ -347,6 +348,52 @@ def test_an_option_may_be_between_the_file_and_the_rules(tmp_path, capsys) -> No
     with pytest.raises(SystemExit):
         main(["simulate", *norms])
     assert "arguments are required: run\n" in capsys.readouterr().err
+
+
+def partitioned() -> Recorder:
+    """A run with one rule for each of two parameters, and one norm for each rule."""
+    params = {"a": Parameter(torch.ones(2)), "b": Parameter(torch.ones(2))}
+    limits = {"actor": ClipNorm(1.0, dim="global"), "critic": ClipNorm(2.0, dim="global")}
+    opt = Modular(params.items(), Partition(limits, {"a": "actor", "b": "critic"}), Scale(0.1))
+    recorder = Recorder(opt)
+    for _ in range(3):
+        for size, p in enumerate(params.values(), 1):
+            p.grad = size * torch.ones(2)
+        opt.step()
+    return recorder
+
+
+def test_the_command_names_the_column_if_there_are_several(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    partitioned().to_csv("run.csv")
+    main(["simulate", "run.csv", "ZClip()", "--out", "picture.svg"])
+    first, line, *_ = capsys.readouterr().out.splitlines()
+    assert first == "3 steps with 1 norm; the median norm is 1.414"
+    assert line == (
+        "The norms are from the column 'Partition/actor/norm'. To use another column of norms, "
+        "pass --norms with one of ['Partition/critic/norm']."
+    )
+    norms = ["--norms", "Partition/critic/norm"]
+    main(["simulate", "run.csv", "ZClip()", "--out", "picture.svg", *norms])
+    first, line, *_ = capsys.readouterr().out.splitlines()
+    assert first == "3 steps with 1 norm; the median norm is 2.828"
+    assert line.startswith("rule")
+
+
+def test_a_trace_of_one_part_of_the_parameters_warns_unless_a_name_chooses_it(tmp_path) -> None:
+    recorder = partitioned()
+    recorder.to_csv(tmp_path / "run.csv")
+    words = (
+        "each of the columns ['Partition/actor/norm', 'Partition/critic/norm'] may contain the "
+        "norms of only some parameters. Trace uses 'Partition/actor/norm'"
+    )
+    with pytest.warns(UserWarning, match=re.escape(words)):
+        trace = Trace.read(tmp_path / "run.csv")
+    with pytest.warns(UserWarning, match=re.escape(words)):
+        assert Trace.of(recorder).median == trace.median
+    name = "Partition/actor/norm"
+    assert Trace.read(tmp_path / "run.csv", name).median == trace.median
+    assert Trace.of(recorder, name).median == trace.median
 
 
 def test_the_command_prints_its_table_without_matplotlib(tmp_path, capsys, monkeypatch) -> None:
@@ -438,9 +485,7 @@ def test_a_run_without_a_norm_to_go_by_is_simulated_and_says_so(
     monkeypatch.chdir(tmp_path)
     main(["simulate", "run.csv", "--out", "simulate.svg"])
     first, _, *lines, _ = capsys.readouterr().out.splitlines()
-    middle = {"0": "the median of the total norm is 0"}.get(
-        norm, "all norms are NaN or infinite, so no"
-    )
+    middle = {"0": "the median norm is 0"}.get(norm, "all norms are NaN or infinite, so no")
     assert first.startswith(f"3 steps with 1 norm; {middle}")
     rules = [line.split("(")[0] for line in lines]
     assert rules == [

@@ -75,6 +75,13 @@ def equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+def agree(a: Any, b: Any) -> bool:
+    """Return whether two arguments are equal. An integer may be equal to a float."""
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return a == b
+    return equal(a, b)
+
+
 def is_default(field: dataclasses.Field[Any], value: Any) -> bool:
     """Return whether a value is the default of its field."""
     factory = field.default_factory

@@ -166,7 +166,7 @@ def _remembered(
 
 
 def _check_observed(rule: Limiting, observed: Any, state: Mapping[str, Tensor]) -> None:
-    """Raise an error unless `observe` has returned a dict with known names."""
+    """Raise an error unless `observe` has returned a dict with known names and shapes."""
     name = type(rule).__name__
     if not isinstance(observed, dict):
         raise TypeError(f"{name}.observe must return a dict, got {observed!r}")
@@ -179,3 +179,9 @@ def _check_observed(rule: Limiting, observed: Any, state: Mapping[str, Tensor]) 
     for key, value in observed.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{name}.observe must return tensors, got {value!r} for {key!r}")
+        shape = state[key].shape
+        if value.shape not in (shape, torch.Size(), torch.Size([1])):
+            raise ValueError(
+                f"{name}.observe must return one number or a tensor with shape {tuple(shape)} for "
+                f"{key!r}, got a tensor with shape {tuple(value.shape)}"
+            )

@@ -71,6 +71,17 @@ class Link:
             values[child.path.rpartition("/")[2]] = child.values(settings)
         return values
 
+    def fixed(self) -> dict[str, Any]:
+        """Return the arguments that are fixed for all groups, by name and by path and name.
+
+        The key "name" is missing, because it is the name of a group.
+        """
+        names = [x for x in self.transform.__dataclass_fields__ if x not in self.transform.live]
+        values = {name: getattr(self.transform, name) for name in names}
+        qualified = {f"{self.path}/{name}": value for name, value in values.items()}
+        values.pop("name", None)
+        return values | qualified
+
     def _make_floats(self, values: Group) -> None:
         """Convert an integer to a float if the annotation is float."""
         for name in [name for name, value in values.items() if type(value) is int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchzero_clip.core.argument_values import live_value
+from torchzero_clip.core.argument_values import agree, live_value
 from torchzero_clip.core.description import ON_NORMS, RESERVED, class_with, no_argument
 from torchzero_clip.core.link import Link, read_elsewhere
 from torchzero_clip.core.traits import Smoothing
@@ -162,23 +162,22 @@ class GroupKeys:
             link.read[name] = _owner_for(link, name, self.owners.get(name, []))
 
     def refuse(self, key: str, value: Any) -> None:
-        """Raise an error for a key that is ambiguous, misspelled or read by no link.
+        """Raise an error for a key that is ambiguous, fixed, misspelled or read by no link.
 
-        A key such as "nesterov" is accepted if a link has the same fixed argument. Other unknown
-        keys belong to the user and are accepted.
+        Other unknown keys belong to the user and are accepted.
         """
         if key in self.ambiguous:
             raise ValueError(
                 f"the key {key!r} of a parameter group is ambiguous, because several transforms "
                 f"have this hyperparameter: use one of {self.ambiguous[key]}"
             )
+        if self._is_fixed(key, value):
+            return
         if key in WELL_KNOWN:
             if value is None or (isinstance(value, numbers.Real) and value == 0):
                 return
             for link in self.links:
                 rule = link.transform
-                if value is True and getattr(rule, key, None) is True:
-                    return
                 if isinstance(rule, Smoothing) and key in rule.torch_names:
                     own = link.keys[rule.torch_names[key]]
                     raise ValueError(
@@ -194,6 +193,27 @@ class GroupKeys:
             raise ValueError(f"unknown key {key!r} of a parameter group: use {meant!r} instead")
         if near := nearest(key, [*self.defaults, *self.aliases, *self.ambiguous]):
             raise ValueError(f"unknown key {key!r} of a parameter group: did you mean {near!r}?")
+
+    def _is_fixed(self, key: str, value: Any) -> bool:
+        """Return whether a key is the name of a fixed argument that has this value.
+
+        Raise an error if the key is such a name, and no link has this value.
+        """
+        values = {link: link.fixed()[key] for link in self._all_links if key in link.fixed()}
+        if key in WELL_KNOWN:  # momentum=0.9 does not mean the argument momentum=True of Adam
+            is_flag = isinstance(value, bool)
+            values = {link: x for link, x in values.items() if isinstance(x, bool) == is_flag}
+        if not values:
+            return False
+        if any([agree(x, value) for x in values.values()]):
+            return True
+        rule = next(iter(values))
+        name = key.rpartition("/")[2]
+        raise ValueError(
+            f"a parameter group has {key}={value!r}, but the argument {name} of {rule.path} is "
+            f"fixed for all groups: pass {name}= to {type(rule.transform).__name__}. A group may "
+            f"set only live hyperparameters, which are {[*self.defaults]}"
+        )
 
     def check_structure(self, tops: Sequence[Link]) -> None:
         """Raise an error if a guard is not first, or if no link reads a clipped gradient."""

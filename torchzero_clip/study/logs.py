@@ -9,7 +9,7 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -160,6 +160,24 @@ def norms_of(columns: Iterable[str]) -> list[str]:
     """Return the names of columns that look like gradient norms. The likeliest comes first."""
     names = dict.fromkeys(filter(None, map(norm_of, columns)))
     return sorted(names, key=lambda name: (name.rpartition("/")[2] != "norm", "clipped" in name))
+
+
+def warn_of_parts(names: Sequence[str]) -> None:
+    """Warn if the first of these norms may cover only some of the parameters.
+
+    This is so if the rule of these norms and another rule are inside the same rule, as in
+    "Partition/actor/norm" and "Partition/critic/norm".
+    """
+    if not names:
+        return
+    outer = names[0].partition("/")[0]
+    kind = names[0].rpartition("/")[2]
+    parts = [x for x in names if x.startswith(f"{outer}/") and x.rpartition("/")[2] == kind]
+    if len(parts) > 1:
+        warn(
+            f"Trace: each of the columns {parts} may contain the norms of only some parameters. "
+            f"Trace uses {names[0]!r}. To choose a column, pass name="
+        )
 
 
 def norm_of(column: str) -> str | None:

@@ -223,6 +223,9 @@ class Recorder:
         A unit is a slice, a parameter, a layer or a group. A parameter without a name gets a name
         such as "parameter 3 of group 0". Slice 5 of a parameter gets a name such as "weight[5]".
 
+        A single number that belongs to no group gets the name "0". For example, the norm of a rule
+        with `dim="global"` may cover several groups, so it does not have the name of a group.
+
         Args:
             name: The name of the metric, such as "ClipNorm/norm".
         """

@@ -7,11 +7,13 @@ import ast
 import inspect
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from torchzero_clip.core import NormRule, from_config
 from torchzero_clip.core.description import Description
 from torchzero_clip.core.plurals import counted
+from torchzero_clip.study.logs import read
 from torchzero_clip.study.simulating import Simulation, simulate
 from torchzero_clip.study.trace import Trace
 
@@ -44,7 +46,9 @@ def command(argv: Sequence[str]) -> Iterator[str]:
     if not options.out.lower().endswith(PLOTS):
         parser.error(f"--out must end in {' or '.join(PLOTS)}, got {options.out!r}")
     try:
-        trace = Trace.read(options.run, options.norms)
+        log = read(Path(options.run))
+        column = log.choose(options.norms)
+        trace = Trace.from_log(log, column)
         simulation = simulate(trace, *map(rule, options.rules or usual_rules(trace)))
     except (OSError, TypeError, ValueError, NotImplementedError) as error:
         parser.error(str(error))
@@ -52,10 +56,17 @@ def command(argv: Sequence[str]) -> Iterator[str]:
     if trace.stride > 1:
         rows = f"{counted(len(trace), 'row')}, one for every {trace.stride} steps,"
     norms = counted(len(trace.names), "norm")
-    middle = f"the median of the total norm is {trace.median:.4g}"
+    median = "the median norm" if len(trace.names) == 1 else "the median of their total norm"
+    middle = f"{median} is {trace.median:.4g}"
     if not trace.total.isfinite().any():
         middle = "all norms are NaN or infinite, so no rule can be simulated"
     yield f"{rows} with {norms}; {middle}"
+    others = [name for name in log.norms if name != column]
+    if options.norms is None and others:
+        yield (
+            f"The norms are from the column {column!r}. To use another column of norms, pass "
+            f"--norms with one of {others}."
+        )
     yield from table(simulation)
     try:
         simulation.plot(options.out)

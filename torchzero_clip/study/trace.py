@@ -16,7 +16,7 @@ from typing_extensions import Self
 
 from torchzero_clip.core.plurals import counted
 from torchzero_clip.floats import GUARD
-from torchzero_clip.study.logs import Log, norms_of, read
+from torchzero_clip.study.logs import Log, norms_of, read, warn_of_parts
 from torchzero_clip.study.recorder import Recorder
 from torchzero_clip.study.table import ROW
 
@@ -115,7 +115,8 @@ class Trace:
         Args:
             recorder: The recorder.
             name: The name of the norms, such as "ZClip/norm". By default, the norms of the first
-                rule are used.
+                rule are used. If this rule is inside a rule such as `Partition`, together with
+                other rules, a warning lists the norms.
         """
         table = recorder._read()
         columns = {"step": table.steps.double()}
@@ -124,8 +125,11 @@ class Trace:
             names = [f"{key}/{unit}" for unit in column.units.values()] if column.vector else [key]
             columns.update(zip(names, column.read().unbind(1), strict=True))
             known.update(zip(names, (column.counts > 0).unbind(1), strict=True))
-        first = [*norms_of(columns), "norm"][0]
-        return cls._from_columns(columns, known, first if name is None else name)
+        if name is None:
+            names = norms_of(columns)
+            warn_of_parts(names)
+            name = [*names, "norm"][0]
+        return cls._from_columns(columns, known, name)
 
     @classmethod
     def read(cls, path: str | PathLike[str], name: str | None = None) -> Self:
@@ -149,9 +153,13 @@ class Trace:
         Args:
             path: The file.
             name: The column of the norms. By default, the norms of the first rule are used, or the
-                column whose name looks most like a gradient norm.
+                column whose name looks most like a gradient norm. If this rule is inside a rule
+                such as `Partition`, together with other rules, a warning lists the columns.
         """
-        return cls.from_log(read(Path(path)), name)
+        log = read(Path(path))
+        if name is None:
+            warn_of_parts(log.norms)
+        return cls.from_log(log, name)
 
     @classmethod
     def from_log(cls, log: Log, name: str | None = None) -> Self:

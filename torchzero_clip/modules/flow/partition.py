@@ -61,7 +61,19 @@ class Partition(Transform, Routing):
                 "Partition: transforms must be a dict from labels to transforms, got "
                 f"{self.transforms!r}"
             )
+        if isinstance(self.labels, Mapping):
+            self._check_values(self.labels)
         check_outer(self)
+
+    def _check_values(self, labels: Mapping[str, str]) -> None:
+        """Raise ValueError if a value of the dict `labels` is no key of `transforms`."""
+        known = list(self.transforms)
+        for key, label in labels.items():
+            if label not in known:
+                raise ValueError(
+                    "Partition: the values of labels= must be keys of transforms=, which are "
+                    f"{known}, got {label!r} for the key {key!r}"
+                )
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         return self._send(buckets)
@@ -92,9 +104,8 @@ class Partition(Transform, Routing):
             label = self.labels(name, p)
         if label not in self.transforms:
             raise ValueError(
-                f"Partition: the function that was passed as labels= must return one of "
-                f"{list(self.transforms)}, "
-                f"got {label!r} for parameter {name!r} of shape {tuple(p.shape)}"
+                f"Partition: labels= must assign one of {list(self.transforms)} to each "
+                f"parameter, got {label!r} for parameter {name!r} of shape {tuple(p.shape)}"
             )
         return label
 

@@ -39,7 +39,7 @@ class SkipSpike(_StepGuard):
             Default: False.
         max_consecutive: Raise `RuntimeError` after `max_consecutive` skipped steps in a row. The
             guard reads the count only every `max_consecutive` steps, so the error may come up to
-            `max_consecutive` steps late. None never raises. Default: None.
+            `max_consecutive - 1` steps late. None never raises. Default: None.
 
     Example:
         >>> import torch
