@@ -157,12 +157,6 @@ ROWS = [
                 "the keys of labels must be names or patte",
             ),
             ({"labels": {3: "other"}}, ValueError, "the keys of labels must be names or patterns"),
-            (
-                {"transforms": {"other": Scale(2.0)}, "labels": {"*.bias": "other", "*": "rest"}},
-                ValueError,
-                "the values of labels= must be keys of transforms=, which are ['other'], got "
-                "'rest' for the key '*'",
-            ),
             ({"target": "grad"}, ValueError, "target= must be 'update', got 'grad': pass target="),
         ],
         loose={"both": lambda: Partition({"weight": ClipNorm(1e9), "other": Scale(1.0)}, kind)},

@@ -61,19 +61,7 @@ class Partition(Transform, Routing):
                 "Partition: transforms must be a dict from labels to transforms, got "
                 f"{self.transforms!r}"
             )
-        if isinstance(self.labels, Mapping):
-            self._check_values(self.labels)
         check_outer(self)
-
-    def _check_values(self, labels: Mapping[str, str]) -> None:
-        """Raise ValueError if a value of the dict `labels` is no key of `transforms`."""
-        known = list(self.transforms)
-        for key, label in labels.items():
-            if label not in known:
-                raise ValueError(
-                    "Partition: the values of labels= must be keys of transforms=, which are "
-                    f"{known}, got {label!r} for the key {key!r}"
-                )
 
     def step(self, buckets: list[Bucket]) -> list[Bucket]:
         return self._send(buckets)
