@@ -235,8 +235,8 @@ class Bucket:
         names = self.state_names
         if not names:
             return
-        keys = [f"{link.path}/{name}" for name in names]
-        new = [i for i, state in enumerate(self.param_states) if keys[0] not in state]
+        key = f"{link.path}/{next(iter(names))}"
+        new = [i for i, state in enumerate(self.param_states) if key not in state]
         if link.narrow and any(names.values()):
             prepare_draws(self.step.groups, DRAWS)
         if new:
@@ -248,7 +248,21 @@ class Bucket:
                     whole = wide_of(local(p), local(self.param_states[i][Exact.key]))
                     p = whole if layout is None else layout.wrap(whole)
                 self.param_states[i].update(link.new_state(p, self.names[i] or ""))
-            share_vectors([self.param_states[i] for i in new], keys)
+
+    def join_state(self) -> None:
+        """Move the 0-dim state of the link to one vector for each name, if it is in other memory.
+
+        If a parameter gets its first gradient late, or if a parameter between others has no
+        gradient, then the state of the bucket's parameters is in several vectors. An operator on
+        a vector may round differently than on single tensors. A resumed run has other vectors, so
+        it would not be bitwise identical without this method.
+        """
+        path = self.bound.path
+
+        def note(key: str) -> None:
+            self.step.notes.made(f"{key} moves to other memory in this step")
+
+        share_vectors(self.param_states, [f"{path}/{name}" for name in self.state_names], note)
 
     def writable_grads(self) -> TensorList:
         """Return the gradients as a list that is written in place."""

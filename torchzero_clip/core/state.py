@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Number
 from typing import Any
 
@@ -63,12 +63,28 @@ def statistic(value: Any, param: Tensor, dtype: torch.dtype | None = None) -> Te
     return torch.full((), value, dtype=dtype or statistic_dtype(param), device=param.device)
 
 
-def share_vectors(states: Sequence[dict[str, Any]], keys: Iterable[str]) -> None:
-    """Replace the 0-dim tensors under each key by the elements of one vector."""
+def share_vectors(
+    states: Sequence[dict[str, Any]],
+    keys: Iterable[str],
+    before: Callable[[str], None] | None = None,
+) -> None:
+    """Replace the 0-dim tensors under each key by the elements of one vector.
+
+    Tensors that are already consecutive elements of a vector are not replaced.
+
+    Args:
+        states: The state of some parameters, in order.
+        keys: The keys.
+        before: A function that is called with a key before the tensors under this key are replaced.
+    """
     for key in keys:
         having = [state for state in states if isinstance(state.get(key), Tensor)]
         tensors = [state[key] for state in having]
         distinct = len(set(map(id, tensors))) == len(tensors)
-        if tensors and not any(map(Tensor.dim, tensors)) and distinct:
-            for state, t in zip(having, share_memory(tensors), strict=True):
-                state[key] = t
+        if not tensors or any(map(Tensor.dim, tensors)) or not distinct:
+            continue
+        elements = share_memory(tensors)
+        if before is not None and elements[0] is not tensors[0]:
+            before(key)
+        for state, t in zip(having, elements, strict=True):
+            state[key] = t
