@@ -257,12 +257,16 @@ class Bucket:
         a vector may round differently than on single tensors. A resumed run has other vectors, so
         it would not be bitwise identical without this method.
         """
-        path = self.bound.path
+        first = self.param_states[0]
+        keys = [f"{self.bound.path}/{name}" for name in self.state_names]
+        scalars = [
+            key for key in keys if isinstance(first.get(key), Tensor) and not first[key].dim()
+        ]
 
         def note(key: str) -> None:
             self.step.notes.made(f"{key} moves to other memory in this step")
 
-        share_vectors(self.param_states, [f"{path}/{name}" for name in self.state_names], note)
+        share_vectors(self.param_states, scalars, note)
 
     def writable_grads(self) -> TensorList:
         """Return the gradients as a list that is written in place."""

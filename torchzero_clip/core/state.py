@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.tensor_kinds import share_memory
+from torchzero_clip.core.tensor_kinds import share_memory, shared_memory
 
 DOUBLE = (torch.float64, torch.complex128)
 HALF = (torch.float16, torch.bfloat16)
@@ -80,11 +80,15 @@ def share_vectors(
     for key in keys:
         having = [state for state in states if isinstance(state.get(key), Tensor)]
         tensors = [state[key] for state in having]
+        if shared_memory(tensors) is not None:  # first, because this is true in most steps
+            continue
         distinct = len(set(map(id, tensors))) == len(tensors)
-        if not tensors or any(map(Tensor.dim, tensors)) or not distinct:
+        if any(map(Tensor.dim, tensors)) or not distinct:
             continue
         elements = share_memory(tensors)
-        if before is not None and elements[0] is not tensors[0]:
+        if not tensors or elements[0] is tensors[0]:
+            continue
+        if before is not None:
             before(key)
         for state, t in zip(having, elements, strict=True):
             state[key] = t
