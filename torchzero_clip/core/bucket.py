@@ -257,16 +257,17 @@ class Bucket:
         a vector may round differently than on single tensors. A resumed run has other vectors, so
         it would not be bitwise identical without this method.
         """
-        first = self.param_states[0]
-        keys = [f"{self.bound.path}/{name}" for name in self.state_names]
-        scalars = [
-            key for key in keys if isinstance(first.get(key), Tensor) and not first[key].dim()
+        has_dims = bool(self.cohort.shapes[0])
+        keys = [
+            f"{self.bound.path}/{name}"
+            for name, like_params in self.state_names.items()
+            if not (like_params and has_dims)
         ]
 
         def note(key: str) -> None:
             self.step.notes.made(f"{key} moves to other memory in this step")
 
-        share_vectors(self.param_states, scalars, note)
+        share_vectors(self.param_states, keys, note)
 
     def writable_grads(self) -> TensorList:
         """Return the gradients as a list that is written in place."""
