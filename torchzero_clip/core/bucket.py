@@ -235,8 +235,8 @@ class Bucket:
         names = self.state_names
         if not names:
             return
-        key = f"{link.path}/{next(iter(names))}"
-        new = [i for i, state in enumerate(self.param_states) if key not in state]
+        keys = [f"{link.path}/{name}" for name in names]
+        new = [i for i, state in enumerate(self.param_states) if keys[0] not in state]
         if link.narrow and any(names.values()):
             prepare_draws(self.step.groups, DRAWS)
         if new:
@@ -248,6 +248,7 @@ class Bucket:
                     whole = wide_of(local(p), local(self.param_states[i][Exact.key]))
                     p = whole if layout is None else layout.wrap(whole)
                 self.param_states[i].update(link.new_state(p, self.names[i] or ""))
+            share_vectors([self.param_states[i] for i in new], keys)
 
     def join_state(self) -> None:
         """Move the 0-dim state of the link to one vector for each name, if it is in other memory.
@@ -257,6 +258,8 @@ class Bucket:
         a vector may round differently than on single tensors. A resumed run has other vectors, so
         it would not be bitwise identical without this method.
         """
+        if len(self.param_states) == 1:  # `make_state` has done it
+            return
         has_dims = bool(self.cohort.shapes[0])
         keys = [
             f"{self.bound.path}/{name}"
