@@ -64,6 +64,14 @@ def test_in_packs_as_one_by_one(name: str, operands: list[Any]) -> None:
     torch.testing.assert_close(made, list(alone), rtol=0, atol=0, equal_nan=True)
 
 
+@at_once("dtype", [torch.float32, torch.float64])
+def test_a_list_moves_toward_a_vector_of_any_dtype(dtype: torch.dtype) -> None:
+    """Products such as `u.dot(u)` are vectors in float64, whatever the dtype of the list is."""
+    moved = foreach("lerp", lists(), arguments("lerp", lists(), [torch.arange(5).to(dtype), 0.5]))
+    for i, (t, start) in enumerate(zip(moved, lists(), strict=True)):
+        torch.testing.assert_close(t, (start + i) / 2)
+
+
 @at_once("name", STAND_INS)
 def test_an_operator_without_a_foreach_is_the_same_in_packs(name: str) -> None:
     tensors = lists()

@@ -58,3 +58,31 @@ def test_numbers_share_a_vector_and_what_is_one_tensor_twice_does_not() -> None:
     assert whole is not None
     assert whole.tolist() == [0, 1, 2]
     assert all(state["b"] is twice for state in states)
+
+
+def test_numbers_of_several_vectors_move_to_one_vector_and_then_stay() -> None:
+    states = [{"a": torch.tensor(float(i))} for i in range(4)]
+    share_vectors(states[:1] + states[2:], ["a"])
+    moved = list[str]()
+    share_vectors(states, ["a"], moved.append)
+    share_vectors(states, ["a"], moved.append)
+    assert moved == ["a"]
+    whole = shared_memory([state["a"] for state in states])
+    assert whole is not None
+    assert whole.tolist() == [0, 1, 2, 3]
+    share_vectors([states[0], states[3]], ["a"], moved.append)  # the others pause
+    assert moved == ["a", "a"]
+    assert shared_memory([states[0]["a"], states[3]["a"]]) is not None
+
+
+def test_numbers_do_not_move_if_an_error_comes_first() -> None:
+    """The recorder of a step raises this error, because it must not change state."""
+    states = [{"a": torch.tensor(float(i))} for i in range(2)]
+    before = [state["a"] for state in states]
+
+    def refuse(key: str) -> None:
+        raise RuntimeError(key)
+
+    with pytest.raises(RuntimeError, match="a"):
+        share_vectors(states, ["a"], refuse)
+    assert all(state["a"] is t for state, t in zip(states, before, strict=True))

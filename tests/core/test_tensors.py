@@ -53,7 +53,12 @@ def test_numbers_of_one_kind_become_parts_of_a_vector_and_are_found_as_such() ->
     part = shared_memory(cells[1:3])
     assert part is not None
     assert part.tolist() == [7, 2]
-    assert shared_memory(share_memory(cells)) is not None  # those that share already stay
+    again = share_memory(cells)
+    assert all(a is b for a, b in zip(again, cells, strict=True))
+    reordered = share_memory(cells[::-1])
+    whole = shared_memory(reordered)
+    assert whole is not None
+    assert whole.tolist() == [3, 2, 7, 0]
 
 
 def test_others_share_none() -> None:

@@ -250,6 +250,28 @@ class Bucket:
                 self.param_states[i].update(link.new_state(p, self.names[i] or ""))
             share_vectors([self.param_states[i] for i in new], keys)
 
+    def join_state(self) -> None:
+        """Move the 0-dim state of the link to one vector for each name, if it is in other memory.
+
+        If a parameter gets its first gradient late, or if a parameter between others has no
+        gradient, then the state of the bucket's parameters is in several vectors. An operator on
+        a vector may round differently than on single tensors. A resumed run has other vectors, so
+        it would not be bitwise identical without this method.
+        """
+        if len(self.param_states) == 1:  # `make_state` has done it
+            return
+        has_dims = bool(self.cohort.shapes[0])
+        keys = [
+            f"{self.bound.path}/{name}"
+            for name, like_params in self.state_names.items()
+            if not (like_params and has_dims)
+        ]
+
+        def note(key: str) -> None:
+            self.step.notes.made(f"{key} moves to other memory in this step")
+
+        share_vectors(self.param_states, keys, note)
+
     def writable_grads(self) -> TensorList:
         """Return the gradients as a list that is written in place."""
         self.step.measured.clear()

@@ -162,6 +162,7 @@ def _run_link(link: Link, buckets: list[Bucket], init: bool = False) -> list[Buc
         if link.transform.complex == "refuse":
             refuse_complex(bucket)
         bucket.make_state()
+        bucket.join_state()
     if not seen:
         return skipped
     acts: Transform = link.acts

@@ -41,6 +41,7 @@ def finish(bucket: Bucket, tail: Tail) -> bool:
             state = seen.held()
         except KeyError:  # some parameters have no state yet
             seen.make_state()
+            seen.join_state()
             state = seen.held()
     forms = seen.roundings(state) if state and seen.bound.narrow else {}
     if bucket.cohort.sharded:

@@ -81,6 +81,8 @@ def _of_one_dtype(operands: Sequence[Any], dtype: torch.dtype) -> list[Any]:
     end, weight = operands
     if isinstance(weight, Tensor):
         weight = weight.to(dtype)
+    if isinstance(end, Tensor):
+        end = end.to(dtype)
     if isinstance(end, (list, tuple)) and end[0].dtype in HALF and dtype not in HALF:
         end = copies(end, dtype)
     return [end, weight]

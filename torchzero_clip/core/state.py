@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Number
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchzero_clip.core.tensor_kinds import share_memory
+from torchzero_clip.core.tensor_kinds import share_memory, shared_memory
 
 DOUBLE = (torch.float64, torch.complex128)
 HALF = (torch.float16, torch.bfloat16)
@@ -63,12 +63,32 @@ def statistic(value: Any, param: Tensor, dtype: torch.dtype | None = None) -> Te
     return torch.full((), value, dtype=dtype or statistic_dtype(param), device=param.device)
 
 
-def share_vectors(states: Sequence[dict[str, Any]], keys: Iterable[str]) -> None:
-    """Replace the 0-dim tensors under each key by the elements of one vector."""
+def share_vectors(
+    states: Sequence[dict[str, Any]],
+    keys: Iterable[str],
+    before: Callable[[str], None] | None = None,
+) -> None:
+    """Replace the 0-dim tensors under each key by the elements of one vector.
+
+    Tensors that are already consecutive elements of a vector are not replaced.
+
+    Args:
+        states: The state of some parameters, in order.
+        keys: The keys.
+        before: A function that is called with a key before the tensors under this key are replaced.
+    """
     for key in keys:
         having = [state for state in states if isinstance(state.get(key), Tensor)]
         tensors = [state[key] for state in having]
+        if shared_memory(tensors) is not None:  # first, because this is true in most steps
+            continue
         distinct = len(set(map(id, tensors))) == len(tensors)
-        if tensors and not any(map(Tensor.dim, tensors)) and distinct:
-            for state, t in zip(having, share_memory(tensors), strict=True):
-                state[key] = t
+        if any(map(Tensor.dim, tensors)) or not distinct:
+            continue
+        elements = share_memory(tensors)
+        if not tensors or elements[0] is tensors[0]:
+            continue
+        if before is not None:
+            before(key)
+        for state, t in zip(having, elements, strict=True):
+            state[key] = t

@@ -94,12 +94,17 @@ def storages(tensors: Iterable[Tensor]) -> set[int]:
 
 
 def share_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors as parts of one tensor if they share shape and dtype, otherwise unchanged."""
+    """Return copies of tensors as parts of one new tensor.
+
+    Tensors that `shared_memory` finds, and tensors of several shapes, dtypes or devices, are
+    returned unchanged.
+    """
     if torch.compiler.is_compiling() or not all_plain(tensors):
         return list(tensors)
     alike = len({(t.shape, t.dtype, t.device) for t in tensors}) == 1
-    separate = all([base(t) is None for t in tensors])
-    return list(torch.stack(list(tensors)).unbind()) if alike and separate else list(tensors)
+    if not alike or shared_memory(tensors) is not None:
+        return list(tensors)
+    return list(torch.stack(list(tensors)).unbind())
 
 
 def _are_entries(whole: Tensor, tensors: Sequence[Tensor]) -> bool:

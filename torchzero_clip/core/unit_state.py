@@ -105,8 +105,10 @@ class UnitStore:
             keys = [f"{key}@{name}" if name else key for name in self.division.norm_groups]
         cells = [self._cell(k, initial, row) for k, row in zip(keys, places, strict=True)]
         if per_tensor:
-            self.buckets[0].step.notes.made(f"{key} is made, once")
-            cells = share_memory(cells)
+            elements = share_memory(cells)
+            if elements[0] is not cells[0]:
+                self.buckets[0].step.notes.made(f"{key} moves to other memory in this step")
+            cells = elements
             for state, cell in zip(states, cells, strict=True):
                 state[key] = cell
         if self.scope == "global":
