@@ -495,7 +495,7 @@ def test_what_is_said_of_it_names_its_options_and_its_plan_is_that_of_its_engine
     plan = opt.explain()
     assert "one compiled kernel" in plan
     assert "_foreach" not in plan
-    assert "replayed, so they are slower:\n- release updates each parameter separately" in plan
+    assert "replayed, for these reasons:\n- release updates each parameter separately" in plan
     rules = release(network(), Sign(), ClipNorm(1.0), LR(0.1), compile=True)
     assert "in addition to the state: 1 × the size of the largest parameter." in rules.explain()
     eager = release(network(), ClipNorm(1.0), Adam(), LR(0.1)).explain()
