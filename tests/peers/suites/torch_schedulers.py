@@ -9,7 +9,7 @@ PATHS = ["test"]
 SETTINGS = {"PYTEST_ADDOPTS": "--noconftest", "OMP_NUM_THREADS": "1"}
 LEFT_OUT = {"verbose_deprecation_warning": "the case tests an argument that torch has removed"}
 DIFFERS = {
-    "test_cycle_lr_with_adam": "the test sets β₁ to 22, and a step of `Adam` raises an error for it",
+    "test_cycle_lr_with_adam": "the test sets β₁ to 22, and `Adam` raises an error for it",
 }
 
 
