@@ -385,7 +385,7 @@ class TensorList:
     atan2 = _with("atan2", "the angles of the points (x, self), in radians")[0]
     neg, neg_ = _both("neg", "-self")
     abs, abs_ = _both("abs", "|self|")
-    sign, sign_ = _both("sign", "the sign of each element: -1, 0 or 1")
+    sign, sign_ = _both("sign", "the sign of each element: -1, 0 or 1, and 0 for NaN")
     sqrt, sqrt_ = _both("sqrt", "√self")
     rsqrt, rsqrt_ = _both("rsqrt", "1 / √self")
     reciprocal, reciprocal_ = _both("reciprocal", "1 / self")

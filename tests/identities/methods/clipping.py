@@ -196,8 +196,8 @@ def zclip_percentile(groups: Any) -> Any:
 
 @judge(
     "autoclip",
-    '`AutoClip("percentile")` uses the limit that AutoClip has after the previous step, '
-    "until its window is full",
+    '`AutoClip("percentile")` clips each step to the limit that the authors\' code computes in the '
+    "previous step, until the window is full",
     source="pseeth/autoclip at dfb622c, `add_autoclip_gradient_handler`",
     ours=lambda **options: AutoClip("percentile", warmup_steps=1, **options),
     groups=({"percentile": 60.0}, {}),

@@ -21,9 +21,8 @@ SETTINGS = {
 
 LEFT_OUT: dict[str, str] = {}
 DIFFERS = {
-    r"test_fused_error_on_params_on_meta_": "a step accepts parameters on the meta device, and "
-    "torch's fused "
-    "kernels raise an error",
+    r"test_fused_error_on_params_on_meta_": "chains accept parameters on the meta device, but "
+    "torch's fused kernels raise an error",
     r"test_load_state_dict_post_hook_(mars_adamw|soap)_": "the test recognizes its hook by a "
     "learning rate that is the default of "
     "this method",
