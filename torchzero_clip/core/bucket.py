@@ -258,7 +258,7 @@ class Bucket:
         a vector may round differently than on single tensors. A resumed run has other vectors, so
         it would not be bitwise identical without this method.
         """
-        if len(self.param_states) == 1:  # `make_state` has done it
+        if len(self.param_states) == 1:  # `make_state` has put it into a vector of its own
             return
         has_dims = bool(self.cohort.shapes[0])
         keys = [

@@ -89,8 +89,8 @@ class Kron(TensorwiseTransform):
         if columns == 1:  # a vector, because matrices with one column are treated as one row
             return {**state, "left": torch.full((rows,), self.initial, dtype=torch.float32)}
         for side, n, other in (("left", rows, columns), ("right", columns, rows)):
-            one = torch.ones if whitening.is_diagonal(self, side, n, other) else torch.eye
-            state[side] = one(n, dtype=torch.float32) * self.initial**0.5
+            make = torch.ones if whitening.is_diagonal(self, side, n, other) else torch.eye
+            state[side] = make(n, dtype=torch.float32) * self.initial**0.5
         return state
 
     def observe_matrix(self, u: Tensor, state: MatrixState, group: Group) -> MatrixState:
