@@ -94,11 +94,13 @@ SENT = {
     "soap_hyperball": 5,
     "Shampoo-every 2": 2,
     "Kron-default": 2,
-    "shampoo": 4,
+    "shampoo": 5,
     "muoneq": 3,
     "normuon": 3,
     "muon_plus": 3,
     "nanochat": 4,
+    "kimi_k3": 1,
+    "glm5": 2,
     "adamuon": 3,
     "polar": 2,
     "nordion2": 3,
@@ -339,10 +341,10 @@ OF_BILLIONS = {
     "Guard": Counted(lambda: [Guard(), *BEHIND], 40),
     "SkipSpike": Counted(lambda: [SkipSpike(), *BEHIND], 100),
     "ZClip": Counted(lambda: [ZClip(), *BEHIND], 115, 2),
-    "AutoClip": Counted(lambda: [AutoClip(), *BEHIND], 218, 2),
+    "AutoClip": Counted(lambda: [AutoClip(), *BEHIND], 221, 2),
     "AdaGC": Counted(lambda: [AdaGC(), *BEHIND], 53, 1, 1, lists=1),
     "ClipNormByEMA": Counted(lambda: [ClipNormByEMA(0.9), *BEHIND], 57, 1, 4, lists=1),
-    "Standardize": Counted(lambda: [Standardize(), LR(0.1)], 85, 1, 6, lists=1),
+    "Standardize": Counted(lambda: [Standardize(), LR(0.1)], 87, 1, 6, lists=1),
 }
 
 

@@ -77,8 +77,10 @@ def new_group(name: str, step: int) -> bool:
 EVENTS = {f.__name__: f for f in (late, two_late, paused, stopped, paused_and_late, new_group)}
 USUAL = ("late", "new_group")
 """The events that are tried with every chain."""
+SCOPES = ("layer", "group", "global")
+"""The chains that are slow: their state is a value for each unit too, as in the chain "unit"."""
 CASES = [
-    (chain, event)
+    pytest.param(chain, event, marks=pytest.mark.slow if chain in SCOPES else ())
     for chain in CHAINS
     for event in EVENTS
     if chain in ("unit", "tensorwise") or event in USUAL

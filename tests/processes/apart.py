@@ -168,7 +168,7 @@ EVENTS: list[Happens] = [
 def refused(opt: Modular) -> None:
     """A live value that no step takes raises on all ranks before any has sent a word."""
     opt.param_groups[0]["weight_decay"] = math.nan
-    with pytest.raises(ValueError, match="weight_decay must be a number"):
+    with pytest.raises(ValueError, match="weight_decay must be a finite number"):
         opt.step()
     opt.param_groups[0]["weight_decay"] = 0.01
 
