@@ -48,6 +48,7 @@ class Table:
 
 STEP = "benchmarks.step --device cpu --no-compiled --shapes vit resnet50"
 BASES = "benchmarks.studies.bases ../checkouts"
+INTEL = "an Intel processor, because the ratios differ from the ratios on AMD"
 TABLES = {
     "eager": Table(f"{STEP} --measure time"),
     "allocations": Table(f"{STEP} --measure memory", counts=True),
@@ -80,12 +81,15 @@ TABLES = {
     "recover": Table("benchmarks.studies.recover"),
     "guards": Table("benchmarks.studies.added guards"),
     "state_dtype": Table("benchmarks.studies.state_dtype --time"),
+    "state_dtype_intel": Table("benchmarks.studies.state_dtype --time", needs=INTEL),
     "state_dtype_regression": Table(
         "benchmarks.studies.state_dtype --task regression", needs="torchao", counts=True
     ),
     "rounding": Table("benchmarks.studies.rounding --time"),
+    "rounding_intel": Table("benchmarks.studies.rounding --time", needs=INTEL),
     "rounding_loss": Table("benchmarks.studies.rounding", counts=True),
     "norms": Table("benchmarks.norms"),
+    "norms_again": Table("benchmarks.norms"),
     "norm_accuracy": Table("benchmarks.studies.norm_accuracy", counts=True),
     "same_as_torch": Table("benchmarks.studies.same_as_torch", counts=True),
     "import_time": Table("benchmarks.import_time"),
