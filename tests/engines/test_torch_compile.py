@@ -124,8 +124,8 @@ def test_what_a_step_does_by_its_number_is_traced_while_numbers_are_symbols():
 
 
 @since_2_12
-@pytest.mark.parametrize("name", ["Partition-names", "SoftClip-ord std"])
-def test_patterns_of_names_and_standard_deviations_are_traced(name):
+@pytest.mark.parametrize("name", ["Partition-names", "SoftClip-ord std", "Watch-tensor"])
+def test_patterns_of_names_standard_deviations_and_watched_momenta_are_traced(name):
     check(next(case for case in TRACED if str(case) == name), "eager")
 
 

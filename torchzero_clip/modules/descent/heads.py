@@ -32,7 +32,13 @@ class Heads(NamedTuple):
     rows: tuple[int, int] | None = None
 
 
-def row_factors(heads: Any, shape: tuple[int, ...], tau: float, alpha: float, name: str) -> Tensor:
+def row_factors(
+    heads: Any,
+    shape: tuple[int, ...],
+    tau: float,
+    alpha: float,
+    name: str,
+) -> Tensor:
     """Return the factor of each row of a parameter with these heads."""
     sections = [heads] if hasattr(heads, "role") else list(heads)
     parts: list[Tensor] = []
@@ -74,7 +80,13 @@ def head_factors(heads: Any, rows: int, tau: float, alpha: float, name: str) -> 
 
 
 def shrunk(
-    heads: Any, w: Tensor, u: Tensor, tau: float, alpha: float, name: str = "", layout: Any = None
+    heads: Any,
+    w: Tensor,
+    u: Tensor,
+    tau: float,
+    alpha: float,
+    name: str = "",
+    layout: Any = None,
 ) -> Tensor:
     """Return a step after which the weights are (w - u) · factor. If the factor is 1, return u."""
     if not heads:

@@ -67,7 +67,8 @@ class Watch(NormRule):
         weight_norm = units.norms_of(weights)
         ratio = (step_norm / weight_norm).masked_fill(step_norm == 0, 0)
         metrics = {"step": step_norm, "weights": weight_norm, "ratio": ratio}
-        momenta = [m for bucket in units.buckets if (m := _momentum(bucket)) is not None]
+        found = [_momentum(bucket) for bucket in units.buckets]
+        momenta = [momentum for momentum in found if momentum is not None]
         if len(momenta) == len(steps):
             cosine = units.dot(steps, momenta) / step_norm / units.norms_of(momenta)
             metrics["cosine"] = cosine.masked_fill(cosine.isnan() & step_norm.isfinite(), 0)
